@@ -1,0 +1,228 @@
+"""The verbs of the interface on the numpy model."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from backends.batching import PaddedBatch, micro_batches
+from backends.fake import folder as model_folder
+from backends.fake.optimizer import AdamW
+from backends.fake.qwen3 import Array, Back, Qwen3, Weights
+from backends.fake.sampling import generate, log_softmax
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    Completions,
+    Floats,
+    Ids,
+    OnFinished,
+    Proxy,
+    Sampling,
+    Scores,
+    Sequences,
+    Surrogate,
+    token_index,
+)
+
+STATE = "state.safetensors"
+
+
+class FakeFeatures:
+    """Token features as one float64 array; of ``feature_bytes`` nothing is asked."""
+
+    def __init__(self, vectors: Array) -> None:
+        self.vectors = vectors  # [N, H]
+
+    def weighted_sum(self, weights: Floats) -> Floats:
+        return np.asarray(weights, dtype=np.float64) @ self.vectors
+
+    def project(self, direction: Floats) -> Floats:
+        return self.vectors @ np.asarray(direction, dtype=np.float64)
+
+    def squared_norms(self) -> Floats:
+        return np.square(self.vectors).sum(1)
+
+    def slice(self, start: int, stop: int) -> FakeFeatures:
+        return FakeFeatures(self.vectors[start:stop])
+
+    def close(self) -> None:
+        self.vectors = self.vectors[:0]
+
+
+class FakeBackend:
+    """A Qwen3 model that is trained whole, in float64; see ``backends.interface.Backend``."""
+
+    def __init__(self, settings: BackendSettings, name: str) -> None:
+        if settings.lora is not None:
+            raise BackendError("model.lora: the fake backend trains whole models; choose --backend cpu or mlx for LoRA")
+        if settings.dtype != "float32":
+            raise BackendError(
+                f"model.dtype: the fake backend computes in float64 and cannot mimic {settings.dtype}; "
+                "set float32 or choose --backend cpu or mlx"
+            )
+        self.name = name
+        self.settings = settings
+        self.model = Qwen3(*model_folder.read(settings.model))
+        self.optimizer = AdamW(settings.optimizer, self.model.weights)
+        self.parameters = self.trainable = sum(weight.size for weight in self.model.weights.values())
+        self.initial: Weights = {}
+        if settings.keep_reference:
+            self.initial = {name: weight.copy() for name, weight in self.model.weights.items()}
+
+    # ------------------------------------------------------------------------------- rollout
+
+    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
+        count = len(prompts) * sampling.samples
+        finished: dict[int, tuple[Ids, Floats]] = {}
+        for first in range(0, count, self.settings.rollout_batch):
+            rows = np.arange(first, min(first + self.settings.rollout_batch, count))
+            finished |= generate(self.model, prompts, rows, sampling, on_finished)
+        tokens = [finished[row][0] for row in range(count)]
+        return Completions(
+            tokens=np.concatenate(tokens),
+            starts=np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64),
+            logprobs=np.concatenate([finished[row][1] for row in range(count)]).astype(np.float32),
+            truncated=np.array([part[-1] not in sampling.stop_ids for part in tokens]),
+        )
+
+    # --------------------------------------------------------------------------------- score
+
+    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
+        count = len(sequences.tokens)
+        logprobs, entropies = np.zeros(count), np.zeros(count)
+        vectors = np.zeros((count, self.model.config.hidden if proxy else 0))
+        for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+            flat = token_index(sequences.starts, batch.rows)
+            states, _ = self._states(batch)
+            for part, logp in self._head(states, sequences.temperature):
+                h, y, at = states[part], batch.targets[part], flat[part]
+                logprobs[at] = logp[np.arange(len(y)), y]
+                entropies[at] = -(np.exp(logp) * logp).sum(1)
+                if proxy:
+                    vectors[at] = self._vectors(proxy, h, logp, y)
+        features = FakeFeatures(vectors) if proxy else None
+        return Scores(logprobs.astype(np.float32), entropies.astype(np.float32), features)
+
+    def reference(self, sequences: Sequences) -> Floats:
+        if not self.initial:
+            raise BackendError("reference(): the initial policy was not kept; set keep_reference")
+        current, self.model.weights = self.model.weights, self.initial
+        try:
+            return self.score(sequences).logprobs
+        finally:
+            self.model.weights = current
+
+    def _states(self, batch: PaddedBatch) -> tuple[Array, Back]:
+        """Post-norm hidden states [n, H] that predict the targets, and the way back from them."""
+        positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+        states, back_trunk = self.model.trunk(batch.ids, positions)  # causal, so padding on the right is not seen
+
+        def back(dh: Array) -> Array:
+            dstates = np.zeros_like(states)
+            dstates[batch.predicts] = dh
+            return back_trunk(dstates)
+
+        return states[batch.predicts], back
+
+    def _head(self, states: Array, temperature: float) -> Iterator[tuple[slice, Array]]:
+        """The head in chunks: which of the states, and their log-probabilities [c, V]."""
+        rows = self.model.weights[self.model.head]
+        for first in range(0, len(states), self.settings.head_chunk_tokens):
+            part = slice(first, first + self.settings.head_chunk_tokens)
+            yield part, log_softmax(states[part] @ rows.T / (temperature or 1.0))
+
+    def _vectors(self, proxy: Proxy, h: Array, logp: Array, y: Ids) -> Array:
+        """Token-gradient proxies [c, H] (method, sections 2 and 'Richer proxies')."""
+        if proxy.kind == "output_row":
+            return -np.expm1(logp[np.arange(len(y)), y])[:, None] * h
+        q = np.exp(logp)
+        if proxy.kind == "hidden_topk" and proxy.k < q.shape[1]:
+            np.put_along_axis(q, np.argpartition(-q, proxy.k - 1, axis=1)[:, proxy.k :], 0.0, axis=1)
+            q /= q.sum(1, keepdims=True)
+        rows = self.model.weights[self.model.head]
+        return rows[y] - q @ rows
+
+    # -------------------------------------------------------------------------------- update
+
+    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
+        total = 0.0
+        for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+            states, back = self._states(batch)
+            logp = np.zeros(len(batch.targets))
+            for part, distribution in self._head(states, sequences.temperature):
+                y = batch.targets[part]
+                logp[part] = distribution[np.arange(len(y)), y]
+            loss, gradient = surrogate(logp, batch.rows)
+            total += float(loss)
+            back(self._back_head(states, batch.targets, np.asarray(gradient), sequences.temperature))
+        return total
+
+    def _back_head(self, states: Array, targets: Ids, gradient: Floats, temperature: float) -> Array:
+        """From dloss/dlogp [n] to dloss/dstates [n, H]; d logp(y) / d logits = onehot(y) − p."""
+        rows, grad = self.model.weights[self.model.head], self.model.grads[self.model.head]
+        dstates = np.zeros_like(states)
+        for part, distribution in self._head(states, temperature):
+            y, g = targets[part], gradient[part]
+            dlogits = -g[:, None] * np.exp(distribution)
+            dlogits[np.arange(len(y)), y] += g
+            dlogits /= temperature or 1.0
+            dstates[part] = dlogits @ rows
+            grad += dlogits.T @ states[part]
+        return dstates
+
+    def step(self, learning_rate: float, scale: float = 1.0) -> float:
+        norm = self.optimizer.step(self.model.weights, self.model.grads, learning_rate, scale)
+        self._drop_gradient()
+        return norm
+
+    def _drop_gradient(self) -> None:
+        for grad in self.model.grads.values():
+            grad[:] = 0.0
+
+    # --------------------------------------------------------------------------- save, export
+
+    def _state(self) -> dict[str, Weights]:
+        return {"weight": self.model.weights, "mean": self.optimizer.mean, "square": self.optimizer.square}
+
+    def save(self, folder: Path) -> None:
+        state = {f"{kind}.{name}": array for kind, part in self._state().items() for name, array in part.items()}
+        save_file(state | {"steps": np.array([self.optimizer.steps])}, folder / STATE)
+
+    def load(self, folder: Path) -> None:
+        path = folder / STATE
+        if not path.is_file():
+            raise BackendError(f"{path}: does not exist; resume from a run that the fake backend wrote")
+        stored = load_file(path)
+        for kind, part in self._state().items():
+            for name, array in part.items():
+                found = stored.get(f"{kind}.{name}")
+                if found is None or found.shape != array.shape:
+                    raise BackendError(
+                        f"{path}: {kind}.{name} does not fit {self.settings.model}; resume with the model it was "
+                        "saved from"
+                    )
+                array[:] = found
+        self.optimizer.steps = int(stored["steps"][0])
+        self._drop_gradient()
+
+    def export(self, folder: Path) -> None:
+        model_folder.write(self.settings.model, folder, self.model.weights)
+
+    # ---------------------------------------------------------------------------------- rest
+
+    def all_sum(self, array: Floats) -> Floats:
+        return array
+
+    def peak_memory(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak  # kibibytes but on macOS
+
+    def close(self) -> None:
+        self.model.weights, self.model.grads, self.initial = {}, {}, {}
+        self.optimizer.mean, self.optimizer.square = {}, {}

@@ -1,0 +1,83 @@
+"""Reading and writing a Qwen3 model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from backends.fake.qwen3 import HEAD, Config, Weights
+from backends.interface import BackendError
+
+# What the forward pass takes for granted: config.json key, the values that mean it (None: not said).
+ASSUMED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("qwen3",),
+    "hidden_act": ("silu", None),
+    "attention_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "rope_type": ("default", None),
+    "quantization": (None,),
+}
+
+
+def read(model: str) -> tuple[Config, Weights]:
+    """Config and float64 weights of a model folder; raises BackendError where it is not a Qwen3 one."""
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        raise BackendError(f"{model}: no model folder (config.json is missing); the fake backend downloads nothing")
+    raw = json.loads((folder / "config.json").read_text())
+    rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
+    raw["rope_type"] = rope.get("rope_type", rope.get("type"))
+    for key, allowed in ASSUMED.items():
+        if raw.get(key) not in allowed:
+            raise BackendError(
+                f"{folder / 'config.json'}: {key} is {raw.get(key)!r}, but the fake backend computes a plain Qwen3 "
+                f"({key} {allowed[0]!r}); choose --backend cpu or mlx"
+            )
+    config = Config(
+        hidden=raw["hidden_size"],
+        layers=raw["num_hidden_layers"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+        norm_epsilon=raw["rms_norm_eps"],
+        rope_theta=float(rope["rope_theta"]),
+        tied=raw["tie_word_embeddings"],
+    )
+    return config, _weights(folder, config.tied)
+
+
+def _weights(folder: Path, tied: bool) -> Weights:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise BackendError(f"{folder}: has no *.safetensors file; convert the weights to safetensors")
+    weights: Weights = {}
+    for path in paths:
+        try:
+            weights |= {name: weight.astype(np.float64) for name, weight in load_file(path).items()}
+        except (SafetensorError, TypeError, KeyError) as error:  # numpy has no bfloat16
+            raise BackendError(
+                f"{path}: cannot be read ({error}); the fake backend takes float32 or float16, convert it "
+                "or choose --backend cpu or mlx"
+            ) from None
+    if tied:
+        weights.pop(HEAD, None)
+    return weights
+
+
+def write(source: str, folder: Path, weights: Weights) -> None:
+    """Weights in float32, with the config and the tokenizer files of the folder they came from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in Path(source).iterdir():
+        if path.suffix in (".json", ".jinja", ".txt", ".model") and ".safetensors" not in path.name:
+            shutil.copyfile(path, folder / path.name)
+    config = json.loads((Path(source) / "config.json").read_text())
+    config["dtype" if "dtype" in config else "torch_dtype"] = "float32"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    single = {name: np.ascontiguousarray(weight, dtype=np.float32) for name, weight in weights.items()}
+    save_file(single, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,40 @@
+"""AdamW with gradient clipping, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from backends.fake.qwen3 import Weights
+from backends.interface import OptimizerSettings
+
+
+class AdamW:
+    """Adam with bias correction and decoupled weight decay on every weight (Loshchilov & Hutter 2019)."""
+
+    def __init__(self, settings: OptimizerSettings, weights: Weights) -> None:
+        self.settings = settings
+        self.steps = 0
+        self.mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
+        self.square = {name: np.zeros_like(weight) for name, weight in weights.items()}
+
+    def step(self, weights: Weights, grads: Weights, learning_rate: float, scale: float) -> float:
+        """Update ``weights`` in place; the norm of ``scale`` times the gradient, before it is clipped.
+
+        Where that is not finite, nothing is updated.
+        """
+        settings = self.settings
+        norm = abs(scale) * math.sqrt(sum(float(np.vdot(grad, grad)) for grad in grads.values()))
+        if not math.isfinite(norm):
+            return norm
+        self.steps += 1
+        factor = scale * min(1.0, settings.max_grad_norm / (norm + 1e-6))
+        bias1, bias2 = 1 - settings.beta1**self.steps, 1 - settings.beta2**self.steps
+        for name, weight in weights.items():
+            grad, mean, square = factor * grads[name], self.mean[name], self.square[name]
+            mean += (1 - settings.beta1) * (grad - mean)
+            square += (1 - settings.beta2) * (grad * grad - square)
+            weight *= 1 - learning_rate * settings.weight_decay
+            weight -= learning_rate * (mean / bias1) / (np.sqrt(square / bias2) + settings.epsilon)
+        return norm

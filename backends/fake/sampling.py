@@ -1,0 +1,83 @@
+"""Responses drawn token by token, with a key-value cache; finished ones leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from backends.batching import uniforms
+from backends.fake.qwen3 import Array, Cache, Qwen3
+from backends.interface import Floats, Ids, OnFinished, Sampling
+
+
+def log_softmax(logits: Array) -> Array:
+    """Over the last axis."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
+    """One token of each distribution [B, V] by the inverse of its cumulative sum at ``noise`` [B].
+
+    ``top_p`` keeps the likeliest tokens until their probabilities reach it. A token of probability
+    zero is never drawn.
+    """
+    p = np.exp(logprobs)
+    if top_p < 1:
+        order = np.argsort(-p, axis=-1, kind="stable")
+        ranked = np.take_along_axis(p, order, axis=-1)
+        ranked[np.cumsum(ranked, axis=-1) - ranked >= top_p] = 0
+        np.put_along_axis(p, order, ranked, axis=-1)
+    cumulative = np.cumsum(p, axis=-1)
+    total = cumulative[:, -1]
+    point = np.minimum(noise * total, np.nextafter(total, 0))  # noise·total may round up to total
+    return (cumulative <= point[:, None]).sum(-1)
+
+
+def generate(
+    model: Qwen3, prompts: Sequence[Ids], rows: Ids, sampling: Sampling, on_finished: OnFinished | None
+) -> dict[int, tuple[Ids, Floats]]:
+    """Tokens and log-probabilities of the responses at ``rows``; row r answers prompt r // samples."""
+    noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in rows])  # [B, max_tokens]
+    tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
+    logprobs = np.zeros((len(rows), sampling.max_tokens))
+    finished: dict[int, tuple[Ids, Floats]] = {}
+    hidden, cache, positions = _prefill(model, prompts, rows // sampling.samples, sampling.max_tokens)
+    active = np.arange(len(rows))  # what is left of the batch, as indices into rows
+    for count in range(1, sampling.max_tokens + 1):
+        logits = hidden @ model.weights[model.head].T  # [B, V]
+        logp = log_softmax(logits / (sampling.temperature or 1.0))
+        token = draw(logp, noise[active, count - 1], sampling.top_p) if sampling.temperature else logits.argmax(-1)
+        tokens[active, count - 1] = token
+        logprobs[active, count - 1] = logp[np.arange(len(token)), token]
+        stopped = np.isin(token, sampling.stop_ids) | (count == sampling.max_tokens)
+        for i in active[stopped]:
+            finished[int(rows[i])] = tokens[i, :count], logprobs[i, :count]
+            if on_finished is not None:
+                on_finished(int(rows[i]), tokens[i, :count])
+        if stopped.all():
+            break
+        if stopped.any():
+            keep = np.flatnonzero(~stopped)
+            active, token, positions, cache = active[keep], token[keep], positions[keep], cache.select(keep)
+        states, _ = model.trunk(token[:, None], positions[:, None], cache)
+        hidden, positions = states[:, 0], positions + 1
+    return finished
+
+
+def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Array, Cache, Ids]:
+    """One forward of each different prompt, its result repeated for the rows that answer it.
+
+    Returns the state that predicts the first token [B, H], the cache, the next position [B].
+    """
+    used, index = np.unique(of_row, return_inverse=True)
+    lengths = np.array([len(prompts[i]) for i in used])
+    ids = np.zeros((len(used), lengths.max()), dtype=np.int64)
+    for row, i in enumerate(used):
+        ids[row, : lengths[row]] = prompts[i]
+    cache = Cache.empty(model.config, len(used), int(lengths.max()) + slots)
+    states, _ = model.trunk(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape), cache)
+    last = states[np.arange(len(used)), lengths - 1]
+    # Slots beyond a short prompt hold padding, which is overwritten before anything can attend to it.
+    return last[index], cache.select(index), lengths[index]

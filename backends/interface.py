@@ -1,0 +1,256 @@
+"""What a backend is: plain records of numpy arrays, and the protocol every backend satisfies.
+
+Letters in shapes mean the same everywhere: R responses, N response tokens of all of them,
+S directions, H hidden size, V vocabulary size. Response tokens are *flat and in order*: those of
+all responses end to end, ``starts`` (int64 [R+1], first 0, last N) marking where each begins.
+Padding, masks, devices and storage types stay inside the backend; what crosses is numpy.
+
+A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches
+it as a :class:`Surrogate`, a numpy function that returns a loss and its derivative with respect to
+the log-probabilities, which the backend back-propagates into the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.floating]
+Bools = NDArray[np.bool_]
+
+ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
+
+
+class BackendError(Exception):
+    """A problem a person can fix. The message is one line: what, where, why, how to fix."""
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters: ``W + scale · B·A`` on the named projections of the last ``layers``."""
+
+    rank: int = 16
+    scale: float = 2.0  # alpha / rank in PEFT's terms
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    layers: int | None = None  # None: every layer; otherwise that many, counted from the last
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with decoupled weight decay; bias-corrected moments in float32."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """Everything a backend needs to know before it loads a model."""
+
+    model: str  # a model folder, or a name on the Hugging Face hub
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the compute; master weights are float32
+    lora: LoraSettings | None = None
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    gradient_checkpointing: bool = False
+    keep_reference: bool = False  # hold what reference() needs
+    rollout_batch: int = 512  # responses generated at a time
+    micro_batch_tokens: int = 16384  # padded tokens of one forward, at most (one sequence may exceed it)
+    head_chunk_tokens: int = 1024  # tokens whose logits exist at a time
+    feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
+    seed: int = 0  # for what is initialised at random (adapters)
+
+
+# ------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw responses. ``temperature`` 0 takes the likeliest token."""
+
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    samples: int = 1  # responses per prompt
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Sampled responses, prompt-major: those of the first prompt, then those of the second, …
+
+    ``tokens`` are the ids as they were sampled, the end-of-sequence token included;
+    ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
+    ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token.
+    """
+
+    tokens: Ids  # [N]
+    starts: Ids  # [R+1]
+    logprobs: Floats  # [N] float32
+    truncated: Bools  # [R]
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts with their responses, ready for a forward pass.
+
+    ``temperature`` is the one the responses were drawn at: every log-probability and entropy is
+    that of softmax(logits / temperature). 0 is read as 1.
+    """
+
+    prompts: tuple[Ids, ...]  # R arrays of at least one id; responses of a group share one array
+    tokens: Ids  # [N]
+    starts: Ids  # [R+1]
+    temperature: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def response(self, row: int) -> Ids:
+        """The token ids of one response."""
+        return self.tokens[self.starts[row] : self.starts[row + 1]]
+
+    @property
+    def lengths(self) -> Ids:
+        """Response tokens of each response, [R]."""
+        return np.diff(self.starts)
+
+    def select(self, rows: Ids) -> Sequences:
+        """The sequences at ``rows``, in that order."""
+        lengths = self.lengths[rows]
+        return Sequences(
+            prompts=tuple(self.prompts[row] for row in rows),
+            tokens=self.tokens[token_index(self.starts, rows)],
+            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            temperature=self.temperature,
+        )
+
+
+def token_index(starts: Ids, rows: Ids) -> Ids:
+    """Flat positions of the tokens of the responses at ``rows``, in that order."""
+    lengths = starts[rows + 1] - starts[rows]
+    offsets = np.repeat(starts[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    return np.arange(lengths.sum(), dtype=np.int64) + offsets
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Which token-gradient proxy v the features hold (method, section 2).
+
+    ``output_row``: (1 − p)·h; ``hidden_topk``: W_y − Σ over the ``k`` likeliest of q_j·W_j, q
+    renormalised over them; ``hidden_exact``: W_y − Σ over the vocabulary of p_j·W_j. In all of
+    them p is the softmax at the sampling temperature, and h and W are the head's input and rows.
+    """
+
+    kind: ProxyKind = "output_row"
+    k: int = 20  # hidden_topk only
+
+
+class Features(Protocol):
+    """The proxies v [N, H] of one batch, kept wherever the backend likes; arithmetic in float32 or better."""
+
+    def weighted_sum(self, weights: Floats) -> Floats:
+        """Σ_t weights[s, t]·v_t for weights [S, N]: S directions, float64 [S, H]; summed over ranks."""
+
+    def project(self, direction: Floats) -> Floats:
+        """⟨v_t, direction⟩ for every token, float64 [N]."""
+
+    def squared_norms(self) -> Floats:
+        """‖v_t‖² for every token, float64 [N]."""
+
+    def slice(self, start: int, stop: int) -> Features:
+        """The features of tokens start:stop, a view that is valid until this one is closed."""
+
+    def close(self) -> None:
+        """Free the memory; the features cannot be used afterwards. Closing twice is harmless."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one forward without gradient tells about sampled tokens."""
+
+    logprobs: Floats  # [N] float32, of the sampled tokens at the sampling temperature
+    entropies: Floats  # [N] float32, nats, of the distribution each token was drawn from
+    features: Features | None  # None when no proxy was asked for
+
+
+class Surrogate(Protocol):
+    """The objective as the backend sees it. Pure numpy; called once for each micro-batch."""
+
+    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
+        """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed
+        to ``accumulate``, whose current log-probabilities ``logp`` [n] come flat in that order.
+        Losses of all micro-batches add up to the loss of the mini-batch."""
+
+
+OnFinished = Callable[[int, Ids], None]
+
+
+# ------------------------------------------------------------------------------------ protocol
+
+
+class Backend(Protocol):
+    """Rollout, log-probabilities and gradients of one model on one device."""
+
+    name: str
+    parameters: int  # in the model
+    trainable: int  # of them, updated by step()
+
+    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
+        """Draw ``sampling.samples`` responses for each prompt (at least one id each).
+
+        The same seed gives the same responses. ``on_finished(row, tokens)`` is called as soon as
+        response ``row`` (its index in the result) is complete, in whatever order they finish.
+        """
+
+    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
+        """One forward: log-probabilities, entropies and, with a proxy, features."""
+
+    def reference(self, sequences: Sequences) -> Floats:
+        """Log-probabilities [N] float32 under the policy as it was loaded.
+
+        Raises BackendError unless the settings said ``keep_reference``.
+        """
+
+    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
+        """Forward and backward over all sequences, in micro-batches; adds to the gradient.
+
+        Returns the loss, the sum over the micro-batches.
+        """
+
+    def step(self, learning_rate: float, scale: float = 1.0) -> float:
+        """Multiply the gradient by ``scale``, clip it, update the weights, drop the gradient.
+
+        Returns the gradient's norm after scaling and before clipping. Where it is not finite,
+        nothing is updated.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write the trainable weights and the optimizer's state into an existing folder."""
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, bit for bit."""
+
+    def export(self, folder: Path) -> None:
+        """Write a model folder (config, tokenizer, safetensors) that transformers and mlx-lm open."""
+
+    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum over ranks; the array itself where there is one process."""
+
+    def peak_memory(self) -> int:
+        """Bytes: the most this process has used on the device (on a CPU: resident) so far."""
+
+    def close(self) -> None:
+        """Free what the model holds."""

@@ -1,0 +1,46 @@
+"""Training and sampling on Apple silicon with MLX; its CPU build runs the same code on Linux."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from backends.interface import Backend, BackendError, BackendSettings
+
+SUPPORTED = (0, 32)  # of mlx and mlx-lm alike: the batch generator's interface changes between minor versions
+
+
+def create(settings: BackendSettings, name: str) -> Backend:
+    """Load ``settings.model`` through mlx-lm.
+
+    Raises BackendError where MLX is missing, of another version or without Metal on a Mac, and
+    where the model cannot be loaded or trained as the settings ask.
+    """
+    check_installation()
+    from backends.mlx.backend import MlxBackend
+
+    return MlxBackend(settings, name)
+
+
+def check_installation() -> None:
+    """Raise a BackendError that says what to install or choose unless MLX can run here."""
+    extra = "mlx" if platform.system() == "Darwin" else "mlx-cpu"
+    install = f"run: pip install 'delta-rlvr[{extra}]'"
+    for package in ("mlx", "mlx-lm"):
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            raise BackendError(f"backend 'mlx' needs {package}, which is not installed; {install}") from None
+        if tuple(int(part) for part in found.split(".")[:2]) != SUPPORTED:
+            wanted = ".".join(map(str, SUPPORTED))
+            raise BackendError(f"backend 'mlx' works with {package} {wanted}.x and found {found}; {install}")
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        reason = str(error).splitlines()[0]
+        raise BackendError(f"mlx is installed but cannot be imported ({reason}); {install}") from error
+    if platform.system() == "Darwin" and not mx.metal.is_available():
+        raise BackendError(
+            "mlx finds no Metal device (a virtual machine, or Python running under Rosetta?); "
+            "use an arm64 Python on Apple silicon, or choose --backend cpu"
+        )

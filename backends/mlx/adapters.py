@@ -1,0 +1,62 @@
+"""Low-rank adapters through mlx-lm's own layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from backends.interface import BackendError, LoraSettings
+from backends.mlx.model import Policy
+
+
+def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
+    """Freeze the model and put float32 adapters on the named projections of its last layers.
+
+    A starts uniform in ±1/√(input size), a function of ``seed`` alone, and B zero, so that the
+    policy starts as the base. Raises BackendError where a target is in no layer.
+    """
+    policy.model.freeze()
+    layers = policy.text.layers
+    names = {path for layer in layers for path, _ in layer.named_modules()}
+    keys = sorted(path for path in names if path.split(".")[-1] in settings.targets)
+    for target in settings.targets:
+        if not any(path.split(".")[-1] == target for path in keys):
+            linear = {path.split(".")[-1] for path in names if path.endswith("_proj")}
+            raise BackendError(
+                f"[model.lora] targets '{target}', which no layer has; choose from {', '.join(sorted(linear))}"
+            )
+    mx.random.seed(seed)
+    linear_to_lora_layers(policy.text, _count(policy, settings), _parameters(settings, keys))
+    mx.eval(policy.model.trainable_parameters())
+
+
+def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Path and module of every adapted layer."""
+    return sorted(((path, module) for path, module in model.named_modules() if "lora_a" in module), key=lambda x: x[0])
+
+
+def save(policy: Policy, settings: LoraSettings, folder: Path) -> None:
+    """Write adapters that ``mlx_lm`` loads with ``adapter_path``."""
+    folder.mkdir(exist_ok=True)
+    mx.save_safetensors(str(folder / "adapters.safetensors"), dict(tree_flatten(policy.model.trainable_parameters())))
+    layers = policy.text.layers
+    keys = sorted({path for layer in layers for path, module in layer.named_modules() if "lora_a" in module})
+    config = {
+        "fine_tune_type": "lora",
+        "num_layers": _count(policy, settings),
+        "lora_parameters": _parameters(settings, keys),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _count(policy: Policy, settings: LoraSettings) -> int:
+    return settings.layers or len(policy.text.layers)
+
+
+def _parameters(settings: LoraSettings, keys: list[str]) -> dict[str, object]:
+    return {"rank": settings.rank, "scale": settings.scale, "dropout": 0.0, "keys": keys}

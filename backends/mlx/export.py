@@ -1,0 +1,55 @@
+"""A trained policy as a model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+from mlx_lm.utils import dequantize_model, save_model
+
+from backends.mlx.adapters import lora_modules
+from backends.mlx.model import Policy
+
+COPIED = {".json", ".txt", ".jinja", ".model", ".tiktoken"}  # tokenizer, templates, generation defaults
+
+
+def export(policy: Policy, folder: Path, dtype: str) -> None:
+    """Write a folder that mlx-lm opens and, where it names its weights alike, transformers too.
+
+    Adapters are fused into their layers and quantised layers are written dequantised, in
+    ``dtype``: rounding the sum back to 4 bits could erase an update far smaller than a
+    quantisation step. That costs the space of an unquantised model, and in bfloat16 still rounds
+    what lies below its 8 bits.
+    """
+    with plain(policy.model):
+        save_model(folder, policy.model)
+    config = json.loads((policy.folder / "config.json").read_text())
+    for key in ("quantization", "quantization_config"):
+        config.pop(key, None)
+    config |= {"torch_dtype": dtype, "dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in sorted(policy.folder.iterdir()):
+        if path.suffix in COPIED and path.name != "config.json" and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+
+
+@contextmanager
+def plain(model: nn.Module) -> Iterator[None]:
+    """Inside, the model's layers are fused and dequantised; afterwards they are what they were."""
+    adapted = lora_modules(model)
+    packed = [(path, module) for path, module in model.named_modules() if hasattr(module, "bits")]
+    inside = {f"{path}.linear" for path, _ in adapted}
+    before = [*adapted, *((path, module) for path, module in packed if path not in inside)]
+    try:
+        if adapted:
+            model.update_modules(tree_unflatten([(path, layer.fuse(dequantize=True)) for path, layer in adapted]))
+        dequantize_model(model)
+        yield
+    finally:
+        if before:
+            model.update_modules(tree_unflatten(before))

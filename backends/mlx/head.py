@@ -1,0 +1,121 @@
+"""The LM head on its own: log-probabilities, entropies, proxies and gradients of one chunk of tokens.
+
+Logits exist for one chunk at a time. The gradient is written out instead of differentiated,
+because MLX evaluates the chunks of one graph side by side: checkpointed chunks of a head were
+measured to keep more than twenty of them alive at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from backends.interface import Floats, Proxy
+
+QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+
+
+@dataclass(frozen=True)
+class Head:
+    """logits = h·Wᵀ with W [V, H], plain or quantised, as arrays of one moment."""
+
+    path: str  # of the module in the model
+    weight: mx.array
+    packing: dict[str, Any] | None  # of quantised weights: scales, biases, group_size, bits, mode
+    bias: bool  # whether the module adds one, which this class does not
+
+    @classmethod
+    def of(cls, module: nn.Module, path: str) -> Head:
+        """The head that ``module``, a linear layer or a tied embedding, computes."""
+        packing = None
+        if isinstance(module, QUANTISED):
+            packing = {key: getattr(module, key) for key in ("scales", "group_size", "bits", "mode")}
+            packing["biases"] = module.get("biases")
+        return cls(path, module.weight, packing, "bias" in module)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """[n, H] → [n, V], in the type of the weights."""
+        if self.packing:
+            return mx.quantized_matmul(hidden, self.weight, transpose=True, **self.packing)
+        return hidden @ self.weight.T
+
+    def transposed(self, over_vocabulary: mx.array) -> mx.array:
+        """x·W: [n, V] → [n, H]."""
+        if self.packing:
+            dtype = self.packing["scales"].dtype
+            return mx.quantized_matmul(over_vocabulary.astype(dtype), self.weight, transpose=False, **self.packing)
+        return over_vocabulary.astype(self.weight.dtype) @ self.weight
+
+    def rows(self, ids: mx.array) -> mx.array:
+        """W at ``ids``, of any shape: [..., H] float32."""
+        if not self.packing:
+            return self.weight[ids].astype(mx.float32)
+        packing = {key: value[ids] if isinstance(value, mx.array) else value for key, value in self.packing.items()}
+        return mx.dequantize(self.weight[ids], **packing).astype(mx.float32)
+
+    def log_softmax(self, hidden: mx.array, temperature: float) -> mx.array:
+        """log softmax(logits / temperature), float32 [n, V]."""
+        logits = self.logits(hidden).astype(mx.float32) / temperature
+        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def pick(over_vocabulary: mx.array, targets: mx.array) -> mx.array:
+    """The entry of each row at its target: [n, V], [n] → [n]."""
+    return mx.take_along_axis(over_vocabulary, targets[:, None], axis=-1).squeeze(-1)
+
+
+def entropy(log_softmax: mx.array) -> mx.array:
+    """−Σ p·log p of each row, nats, [n]."""
+    return -mx.sum(mx.exp(log_softmax) * log_softmax, axis=-1)
+
+
+def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.array, proxy: Proxy) -> mx.array:
+    """The token-gradient proxies v of a chunk, float32 [n, H] (method, section 2)."""
+    if proxy.kind == "output_row":
+        rest = -mx.expm1(pick(log_softmax, targets))  # 1 − p, exact where p is close to 1
+        return rest[:, None] * hidden.astype(mx.float32)
+    if proxy.kind == "hidden_exact":
+        return head.rows(targets) - head.transposed(mx.exp(log_softmax)).astype(mx.float32)
+    k = min(proxy.k, log_softmax.shape[-1])
+    likeliest = mx.argpartition(-log_softmax, kth=k - 1, axis=-1)[:, :k]
+    q = mx.softmax(mx.take_along_axis(log_softmax, likeliest, axis=-1), axis=-1)
+    return head.rows(targets) - (q[:, None, :] @ head.rows(likeliest)).squeeze(1)
+
+
+def chunks(tokens: int, size: int) -> Iterator[slice]:
+    """Slices of at most ``size`` that cover ``range(tokens)``."""
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+
+
+def logprobs(head: Head, hidden: mx.array, targets: mx.array, temperature: float, size: int) -> Floats:
+    """Log-probabilities of the targets, float32 [n], ``size`` tokens at a time."""
+    parts = [
+        np.array(pick(head.log_softmax(hidden[part], temperature), targets[part]))
+        for part in chunks(len(targets), size)
+    ]
+    return np.concatenate(parts)
+
+
+def pullback(
+    head: Head, hidden: mx.array, targets: mx.array, dlogp: mx.array, temperature: float, size: int, *, weight: bool
+) -> tuple[mx.array, mx.array | None]:
+    """The gradient of Σ dlogp·logp, ``size`` tokens at a time: float32 [n, H] with respect to the
+    hidden states and, where ``weight`` asks for it, [V, H] with respect to the head.
+
+    dlogp/dlogits = (onehot(y) − softmax(logits / temperature)) / temperature.
+    """
+    dhidden, dweight = [], mx.zeros(head.weight.shape) if weight else None
+    for part in chunks(len(targets), size):
+        scaled = dlogp[part] / temperature
+        dlogits = -scaled[:, None] * mx.exp(head.log_softmax(hidden[part], temperature))
+        dlogits = dlogits.at[mx.arange(len(scaled)), targets[part]].add(scaled).astype(hidden.dtype)
+        dhidden.append(head.transposed(dlogits).astype(mx.float32))
+        if dweight is not None:
+            dweight = dweight + (dlogits.T @ hidden[part]).astype(mx.float32)
+        mx.eval(dhidden, dweight)  # before the next chunk's logits
+    return mx.concatenate(dhidden), dweight

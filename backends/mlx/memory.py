@@ -1,0 +1,39 @@
+"""How much memory MLX may hold on to."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import mlx.core as mx
+
+CACHE = 4  # freed buffers kept for reuse: at most 1/CACHE of the recommended working set
+
+
+class MemoryLimits:
+    """The machine's own recommendation as MLX's limits, from now until ``restore``.
+
+    Wired memory keeps weights from being paged out between steps; the bound on the cache keeps
+    freed buffers of odd sizes from growing to all of memory. Without Metal there is nothing to set.
+    """
+
+    def __init__(self) -> None:
+        self.before: tuple[int, int] | None = None
+        if mx.metal.is_available():
+            recommended = int(mx.device_info()["max_recommended_working_set_size"])
+            self.before = mx.set_wired_limit(recommended), mx.set_cache_limit(recommended // CACHE)
+
+    def restore(self) -> None:
+        """Set the limits to what they were. Doing so twice is harmless."""
+        if self.before:
+            mx.set_wired_limit(self.before[0])
+            mx.set_cache_limit(self.before[1])
+            self.before = None
+
+
+def peak() -> int:
+    """Bytes: MLX's own peak with Metal, else the peak resident size of the process."""
+    if mx.metal.is_available():
+        return int(mx.get_peak_memory())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,91 @@
+"""AdamW on float32 master weights, step for step that of torch.optim.AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+
+from backends.interface import BackendError, OptimizerSettings
+
+Arrays = dict[str, mx.array]
+
+
+class AdamW:
+    """Master weights, moments and the accumulated gradient by parameter name, all float32.
+
+    Not ``mlx.optimizers.AdamW``: that computes 1 − β^t in float32, which at β = 0.999 puts the
+    first update 3e-5 off, and stores what it updates in the type of the compute.
+    """
+
+    def __init__(self, weights: Mapping[str, mx.array], settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
+        self.first = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}  # not yet in memory
+        self.second = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}
+        self.steps = 0
+        self.gradient: Arrays = {}
+
+    def add(self, gradient: Mapping[str, mx.array]) -> None:
+        """Add to the accumulated gradient."""
+        for name, part in gradient.items():
+            part = part.astype(mx.float32)
+            self.gradient[name] = self.gradient[name] + part if name in self.gradient else part
+        mx.eval(self.gradient)
+
+    def step(self, learning_rate: float, scale: float) -> float:
+        """Scale, clip and apply the gradient, then drop it. Returns its norm before clipping.
+
+        Where the norm is not finite, or there is no gradient, nothing is updated.
+        """
+        gradient, self.gradient = self.gradient, {}
+        squares = [mx.sum(mx.square(part)) for part in gradient.values()]
+        mx.eval(squares)
+        norm = abs(scale) * math.sqrt(sum(square.item() for square in squares))
+        if not gradient or not math.isfinite(norm):
+            return norm
+        factor = scale * min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
+        self.steps += 1
+        for name in list(gradient):
+            self._update(name, factor * gradient.pop(name), learning_rate)
+        return norm
+
+    def _update(self, name: str, gradient: mx.array, learning_rate: float) -> None:
+        beta1, beta2 = self.settings.beta1, self.settings.beta2
+        first = beta1 * self.first[name] + (1 - beta1) * gradient
+        second = beta2 * self.second[name] + (1 - beta2) * mx.square(gradient)
+        denominator = mx.sqrt(second) / math.sqrt(1 - beta2**self.steps) + self.settings.epsilon
+        decayed = (1 - learning_rate * self.settings.weight_decay) * self.weights[name]
+        weight = decayed - (learning_rate / (1 - beta1**self.steps)) * (first / denominator)
+        mx.eval(first, second, weight)  # one parameter at a time, so that old and new of all never coexist
+        self.first[name], self.second[name], self.weights[name] = first, second, weight
+
+    def save(self, folder: Path) -> None:
+        """Write weights, moments and the number of steps into ``folder``."""
+        mx.save_safetensors(str(folder / "weights.safetensors"), self.weights)
+        moments = {f"first.{name}": value for name, value in self.first.items()}
+        moments |= {f"second.{name}": value for name, value in self.second.items()}
+        mx.save_safetensors(str(folder / "optimizer.safetensors"), moments, {"steps": str(self.steps)})
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote, bit for bit. Raises BackendError where it does not fit."""
+        try:
+            weights = mx.load(str(folder / "weights.safetensors"))
+            moments, metadata = mx.load(str(folder / "optimizer.safetensors"), return_metadata=True)
+            mx.eval(weights, moments)
+        except (OSError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise BackendError(f"cannot read the training state in {folder}: {reason}") from error
+        for name in sorted(self.weights.keys() | weights.keys()):
+            if name not in weights or name not in self.weights or weights[name].shape != self.weights[name].shape:
+                raise BackendError(
+                    f"the training state in {folder} is of another model or other adapters: '{name}' does not fit; "
+                    "resume with the [model] settings it was saved with"
+                )
+        self.weights = weights
+        self.first = {name: moments[f"first.{name}"] for name in weights}
+        self.second = {name: moments[f"second.{name}"] for name in weights}
+        self.steps = int(metadata["steps"])
+        self.gradient = {}

@@ -1,0 +1,164 @@
+"""Sampling through mlx-lm's batch generator, which is touched nowhere else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
+from mlx_lm.models.cache import make_prompt_cache
+
+from backends.batching import uniforms
+from backends.interface import Completions, Floats, Ids, OnFinished, Sampling
+
+PREFILL = 8  # prompts at a time, as in mlx-lm
+REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
+
+
+class Rollout:
+    """One call of the rollout verb: which response sits where in the batch, and what it has become.
+
+    The generator names neither the rows it asks the sampler about nor, cheaply, the
+    log-probabilities of what was sampled. Both follow from the order of its calls. Within one
+    ``next()`` the sampler is called first for the rows that are being decoded, if there are any,
+    then for those that enter, which come in the order they were inserted; and the tokens drawn
+    in one ``next()`` are returned by the following one.
+    """
+
+    def __init__(self, model: nn.Module, sampling: Sampling, batch: int) -> None:
+        self.model = model
+        self.sampling = sampling
+        self.batch = batch
+        self.generator = BatchGenerator(
+            self._logits,
+            max_tokens=sampling.max_tokens,
+            stop_tokens=[[token] for token in sampling.stop_ids],
+            sampler=self._sample,
+            completion_batch_size=batch,
+            prefill_batch_size=batch,
+        )
+        self.entering: deque[int] = deque()  # inserted, first token not drawn yet
+        self.active: list[int] = []  # being decoded, in the generator's order
+        self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
+        self.drawn: list[tuple[list[int], mx.array]] = []  # rows and log-probabilities of the tokens on their way
+        self.noise: dict[int, Floats] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[float]] = {}
+        self.truncated: dict[int, bool] = {}
+
+    def run(self, prompts: Sequence[Ids], on_finished: OnFinished | None) -> Completions:
+        """Draw every response, prompts in order, a new one whenever there is room."""
+        waiting = self._prefilled(prompts)
+        rows = len(prompts) * self.sampling.samples
+        try:
+            while len(self.truncated) < rows:
+                self._admit(waiting)
+                for row in self._advance():
+                    if on_finished:
+                        on_finished(row, np.array(self.tokens[row], dtype=np.int64))
+        finally:
+            self.generator.close()
+            del self.generator  # it refers back here: without this the caches would wait for a garbage collection
+        return self._completions(rows)
+
+    def _admit(self, waiting: Iterator[tuple[int, Any]]) -> None:
+        free = self.batch - len(self.active) - len(self.entering)
+        if self.active and free < max(1, self.batch // REFILL):
+            return
+        with mx.stream(self.generator.stream):
+            for _, (last, cache) in zip(range(free), waiting, strict=False):
+                # Inserted in the order of rows, so the generator's id of a response is its row.
+                (row,) = self.generator.insert([[last]], caches=[cache])
+                self.entering.append(row)
+                self.tokens[row], self.logprobs[row] = [], []
+                self.noise[row] = uniforms(self.sampling.seed, row, self.sampling.max_tokens + 1)
+
+    def _prefilled(self, prompts: Sequence[Ids]) -> Iterator[tuple[int, Any]]:
+        """Last id of the prompt and the cache of what precedes it, once a response; the samples of a
+        prompt share one cache, which the generator copies from when they enter."""
+        for first in range(0, len(prompts), PREFILL):
+            wave = [prompt.tolist() for prompt in prompts[first : first + PREFILL]]
+            caches = [make_prompt_cache(self.model) for _ in wave]
+            long = [i for i, prompt in enumerate(wave) if len(prompt) > 1]
+            batch = PromptProcessingBatch(self._logits, long, [caches[i] for i in long])
+            batch.prompt([wave[i][:-1] for i in long])
+            for place, i in enumerate(long):
+                caches[i] = batch.extract_cache(place)
+            for prompt, cache in zip(wave, caches, strict=True):
+                for _ in range(self.sampling.samples):
+                    yield prompt[-1], cache
+
+    def _advance(self) -> list[int]:
+        """One token for every active row. Returns the rows that are finished."""
+        arriving, self.drawn = self.drawn, []
+        self.decoding = list(self.active)
+        _, responses = self.generator.next()
+        logprobs = {row: value for rows, values in arriving for row, value in zip(rows, values.tolist(), strict=True)}
+        finished = []
+        for response in responses:
+            row = response.uid
+            self.tokens[row].append(response.token)
+            self.logprobs[row].append(logprobs[row])
+            if response.finish_reason:
+                self.truncated[row] = response.finish_reason == "length"
+                del self.noise[row]
+                finished.append(row)
+        self.active = [row for row in self.active if row not in self.truncated]
+        return finished
+
+    def _logits(self, ids: mx.array, cache: Any) -> mx.array:
+        """What the generator takes for the model; in float32, because it normalises in the type it is given."""
+        return self.model(ids, cache=cache).astype(mx.float32)
+
+    def _sample(self, logprobs: mx.array) -> mx.array:
+        """One token for every row of log-probabilities [B, V]."""
+        rows, self.decoding = self.decoding, []
+        offset = 1  # the token before is drawn, but not returned yet
+        if not rows:
+            rows, offset = [self.entering.popleft() for _ in range(len(logprobs))], 0
+            self.active += rows
+        if self.sampling.temperature not in (0, 1):
+            logprobs = logprobs / self.sampling.temperature
+            logprobs = logprobs - mx.logsumexp(logprobs, axis=-1, keepdims=True)
+        if self.sampling.temperature == 0:
+            tokens = mx.argmax(logprobs, axis=-1)
+        else:
+            noise = [self.noise[row][len(self.tokens[row]) + offset] for row in rows]
+            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), mx.array(noise, dtype=mx.float32))
+        picked = mx.take_along_axis(logprobs, tokens[:, None], axis=-1).squeeze(-1)
+        mx.async_eval(picked)
+        self.drawn.append((rows, picked))
+        return tokens
+
+    def _completions(self, rows: int) -> Completions:
+        lengths = [len(self.tokens[row]) for row in range(rows)]
+        return Completions(
+            tokens=np.array([token for row in range(rows) for token in self.tokens[row]], dtype=np.int64),
+            starts=np.cumsum([0, *lengths], dtype=np.int64),
+            logprobs=np.array([value for row in range(rows) for value in self.logprobs[row]], dtype=np.float32),
+            truncated=np.array([self.truncated[row] for row in range(rows)], dtype=bool),
+        )
+
+
+def nucleus(logprobs: mx.array, top_p: float) -> mx.array:
+    """Probabilities [B, V], zero outside the fewest likeliest tokens that reach ``top_p``."""
+    probabilities = mx.exp(logprobs)
+    if top_p >= 1:
+        return probabilities
+    order = mx.argsort(-probabilities, axis=-1)
+    ranked = mx.take_along_axis(probabilities, order, axis=-1)
+    before = mx.cumsum(ranked, axis=-1, inclusive=False)
+    return mx.put_along_axis(probabilities, order, mx.where(before < top_p, ranked, 0.0), axis=-1)
+
+
+def inverse_cdf(probabilities: mx.array, uniform: mx.array) -> mx.array:
+    """The first token whose cumulative weight exceeds ``uniform`` [B] of the row's total: [B, V] → [B]."""
+    cumulative = mx.cumsum(probabilities, axis=-1)
+    below_one = mx.minimum(uniform, 1 - 2**-23)  # so that the product stays below the total in float32
+    level = below_one[:, None] * cumulative[:, -1:]
+    # A sum of blocks may exceed the one before by rounding alone: only tokens with weight can be drawn.
+    return mx.argmax((cumulative > level) & (probabilities > 0), axis=-1)

@@ -1,0 +1,58 @@
+"""Names of backends and how to make one. Frameworks are imported only when their backend is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from backends.interface import Backend, BackendError, BackendSettings
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a backend lives, what it needs, and how to get that."""
+
+    module: str  # has create(settings, name) -> Backend
+    needs: tuple[str, ...]  # importable packages
+    install: str  # what to type when one is missing
+
+
+ENTRIES = {
+    "cpu": Entry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
+    "cuda": Entry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
+    "mlx": Entry("backends.mlx", ("mlx", "mlx_lm"), "pip install 'delta-rlvr[mlx]'"),
+    "fake": Entry("backends.fake", (), ""),
+}
+
+NAMES = tuple(ENTRIES)
+
+
+def default() -> str:
+    """The backend ``auto`` stands for: mlx on Apple silicon, cuda with an NVIDIA GPU, else cpu."""
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return "mlx"
+    return "cuda" if shutil.which("nvidia-smi") else "cpu"
+
+
+def resolve(name: str) -> str:
+    """A backend's name from what a person typed; raises BackendError when there is none or it lacks a package."""
+    name = default() if name == "auto" else name
+    if name not in ENTRIES:
+        raise BackendError(f"backend '{name}' does not exist; choose one of auto, {', '.join(NAMES)}")
+    missing = [package for package in ENTRIES[name].needs if find_spec(package) is None]
+    if missing:
+        raise BackendError(
+            f"backend '{name}' needs {' and '.join(missing)}, which is not installed; run: {ENTRIES[name].install}"
+        )
+    return name
+
+
+def create(name: str, settings: BackendSettings) -> Backend:
+    """Load a model onto a backend. Raises BackendError with a line a person can act on."""
+    name = resolve(name)
+    make: Callable[[BackendSettings, str], Backend] = importlib.import_module(ENTRIES[name].module).create
+    return make(settings, name)

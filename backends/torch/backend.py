@@ -1,0 +1,272 @@
+"""The backend interface on a transformers model."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backends.batching import PaddedBatch, micro_batches
+from backends.interface import (
+    Backend,
+    BackendError,
+    BackendSettings,
+    Completions,
+    Floats,
+    Ids,
+    OnFinished,
+    Proxy,
+    Sampling,
+    Scores,
+    Sequences,
+    Surrogate,
+    token_index,
+)
+from backends.torch.export import export
+from backends.torch.features import TorchFeatures
+from backends.torch.head import Head
+from backends.torch.model import Policy, load_policy
+from backends.torch.optimizer import Optimizer
+from backends.torch.rollout import Rollout
+
+Result = TypeVar("Result")
+
+_GRADIENT = Proxy("hidden_exact")  # d logp / dh, up to the temperature
+
+
+def create(settings: BackendSettings, name: str) -> Backend:
+    """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with a line a person can act on."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendError(
+            f"backend 'cuda' finds no usable NVIDIA GPU (torch {torch.__version__}); choose --backend cpu, "
+            "or install a CUDA build of torch and check nvidia-smi"
+        )
+    return TorchBackend(settings, name)
+
+
+class TorchBackend:
+    """One model on one device. Every public method is that of :class:`backends.interface.Backend`."""
+
+    def __init__(self, settings: BackendSettings, name: str) -> None:
+        self.name = name
+        self._settings = settings
+        self._device = torch.device(name)
+        self._policy = load_policy(settings, self._device)
+        self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.lora else None
+        weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
+        self._optimizer = Optimizer(weights, settings.optimizer)
+        self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
+        self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
+        self.trainable = sum(weight.numel() for weight in weights.values())
+
+    # ------------------------------------------------------------------------------- generating
+
+    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
+        self._check(prompts, prompts)
+        try:
+            return Rollout(
+                self._policy,
+                prompts,
+                sampling,
+                on_finished,
+                slots=self._settings.rollout_batch,
+                prefill_tokens=self._budget,
+                head_chunk=self._settings.head_chunk_tokens,
+            ).run()
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise BackendError(
+                f"out of memory while {self._settings.rollout_batch} responses were generated at a time; "
+                "lower rollout_batch or max_tokens"
+            ) from error
+        finally:
+            self._free_cache()
+
+    # ---------------------------------------------------------------------------------- scoring
+
+    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
+        return self._score(self._policy, sequences, proxy)
+
+    def reference(self, sequences: Sequences) -> Floats:
+        if not self._settings.keep_reference:
+            raise BackendError("this run holds no reference policy; load the model with keep_reference = true")
+        source: AbstractContextManager[Policy]
+        source = self._policy.without_adapters() if self._frozen is None else nullcontext(self._frozen)
+        with source as policy:
+            return self._score(policy, sequences, None).logprobs
+
+    def _score(self, policy: Policy, sequences: Sequences, proxy: Proxy | None) -> Scores:
+        self._check(sequences.prompts, [sequences.tokens])
+
+        @torch.no_grad()
+        def attempt() -> Scores:
+            logprobs = np.empty(len(sequences.tokens), dtype=np.float32)
+            scores = Scores(logprobs, np.empty_like(logprobs), self._allocate(len(logprobs)) if proxy else None)
+            head = policy.head(self._settings.head_chunk_tokens)
+            for batch in self._micro_batches(sequences):
+                self._score_batch(policy, head, batch, sequences, proxy, scores)
+            return scores
+
+        return self._within_memory(attempt, restart=lambda: None)
+
+    def _score_batch(
+        self,
+        policy: Policy,
+        head: Head,
+        batch: PaddedBatch,
+        sequences: Sequences,
+        proxy: Proxy | None,
+        scores: Scores,
+    ) -> None:
+        """Fill in the tokens of one micro-batch."""
+        at = token_index(sequences.starts, batch.rows)
+        hidden, targets = self._hidden(policy, batch)
+        found = head.statistics(hidden, targets, sequences.temperature or 1.0, entropies=True, proxy=proxy)
+        assert found.entropies is not None
+        scores.logprobs[at] = found.logprobs.cpu().numpy()
+        scores.entropies[at] = found.entropies.cpu().numpy()
+        if isinstance(scores.features, TorchFeatures):
+            if found.directions is None:
+                scores.features.put(at, hidden, scale=-torch.expm1(found.logprobs))
+            else:
+                scores.features.put(at, found.directions)
+
+    def _allocate(self, count: int) -> TorchFeatures:
+        policy, budget = self._policy, self._settings.feature_bytes
+        return TorchFeatures.allocate(count, policy.head_weight.shape[1], policy.dtype, self._device, budget)
+
+    # --------------------------------------------------------------------------------- training
+
+    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
+        self._check(sequences.prompts, [sequences.tokens])
+        weights = self._optimizer.weights.values()
+        before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
+
+        def attempt() -> float:
+            head = self._policy.head(self._settings.head_chunk_tokens)
+            temperature = sequences.temperature or 1.0
+            return sum(self._backward(head, batch, temperature, surrogate) for batch in self._micro_batches(sequences))
+
+        def restart() -> None:
+            for weight, gradient in zip(weights, before, strict=True):
+                weight.grad = None if gradient is None else gradient.clone()
+            if hasattr(surrogate, "restart"):
+                surrogate.restart()
+
+        return self._within_memory(attempt, restart)
+
+    def _backward(self, head: Head, batch: PaddedBatch, temperature: float, surrogate: Surrogate) -> float:
+        """The loss of one micro-batch; its gradient is added to that of the weights."""
+        with self._policy.checkpointing():
+            hidden, targets = self._hidden(self._policy, batch)
+            fixed = hidden.detach()
+            found = head.statistics(fixed, targets, temperature, entropies=False, proxy=_GRADIENT)
+            loss, slopes = surrogate(found.logprobs.cpu().numpy(), batch.rows)
+            if not np.any(slopes):
+                return loss
+            slope = torch.from_numpy(np.asarray(slopes, dtype=np.float32)).to(self._device)
+            matrix = self._policy.head_weight
+            if matrix.requires_grad:
+                if matrix.grad is None:
+                    matrix.grad = torch.zeros_like(matrix)
+                head.add_weight_gradient(matrix.grad, fixed, targets, found.logsumexp, slope, temperature)
+            assert found.directions is not None
+            hidden.backward(found.directions.mul_((slope / temperature)[:, None]).to(hidden.dtype))
+        return loss
+
+    def step(self, learning_rate: float, scale: float = 1.0) -> float:
+        norm = self._optimizer.step(learning_rate, scale)
+        self._free_cache()
+        return norm
+
+    # ----------------------------------------------------------------------------------- keeping
+
+    def save(self, folder: Path) -> None:
+        self._optimizer.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._optimizer.load(folder)
+
+    def export(self, folder: Path) -> None:
+        export(self._policy, folder)
+
+    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        return array
+
+    def peak_memory(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def close(self) -> None:
+        for part in ("_policy", "_frozen", "_optimizer"):
+            self.__dict__.pop(part, None)
+        self._free_cache()
+
+    # ----------------------------------------------------------------------------------- details
+
+    def _hidden(self, policy: Policy, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states [n, H] that predict a micro-batch's response tokens, and those tokens [n]."""
+        ids = torch.from_numpy(batch.ids).to(self._device)
+        predicting = torch.from_numpy(np.flatnonzero(batch.predicts)).to(self._device)
+        with policy.compute():
+            hidden = policy.hidden(ids, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, predicting), torch.from_numpy(batch.targets).to(self._device)
+
+    def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
+        for batch in micro_batches(sequences, self._budget):
+            self._batch = batch
+            yield batch
+
+    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None]) -> Result:
+        """``attempt()``; where memory runs out, once more from ``restart`` on with half the micro-batch."""
+        while True:
+            try:
+                return attempt()
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error):
+                    raise
+                rows, width = self._batch.ids.shape
+                if rows == 1:
+                    raise BackendError(
+                        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, "
+                        "turn on gradient_checkpointing, train adapters (lora) or choose a smaller model"
+                    ) from error
+                self._budget = rows * width // 2
+            finally:
+                self._free_cache()
+            restart()  # here, not above: an exception being handled keeps the failed attempt's tensors alive
+
+    def _check(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> None:
+        """Raise ValueError for an empty prompt or an id the model does not have."""
+        for row, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise ValueError(f"prompt {row} is empty; a prompt has at least one token")
+        size = self._policy.vocabulary
+        for array in (*{id(prompt): prompt for prompt in prompts}.values(), *ids):
+            if len(array) and not (array.min() >= 0 and array.max() < size):
+                raise ValueError(
+                    f"token id {int(array.max() if array.max() >= size else array.min())} is not in the model's "
+                    f"vocabulary of {size}; the tokenizer does not belong to this model"
+                )
+
+    def _free_cache(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether the allocator failed: CUDA has a type for it, the CPU's allocator only a message."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        words in str(error) for words in ("can't allocate memory", "not enough memory")
+    )

@@ -1,0 +1,100 @@
+"""Keys and values of the responses being generated: one slot a response, every response from column 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the prefill of one prompt leaves behind."""
+
+    length: int  # tokens of the prompt
+    hidden: Tensor  # [H] the head's input that predicts the first response token
+    layers: list[tuple[Tensor, Tensor]]  # keys and values, each [T, heads, head size]
+
+    def clone(self) -> Prefix:
+        """A copy that keeps nothing of the prefill's batch alive."""
+        return Prefix(self.length, self.hidden.clone(), [(k.clone(), v.clone()) for k, v in self.layers])
+
+
+class SlotCache:
+    """Handed to transformers as ``past_key_values``; the first ``used`` slots hold responses.
+
+    Rows differ in length, but each starts at column 0, so a token's column is its position: a mask
+    ``column <= length`` is all the bookkeeping, and a response moves to another slot by one copy.
+    Columns grow by half when they run out. Both tensors are [slots, columns, heads, head size].
+    """
+
+    def __init__(self, slots: int, dtype: torch.dtype, window: int, layer_types: set[str]) -> None:
+        self.slots = slots
+        self.used = 0
+        self._dtype = dtype
+        self._window = window
+        self._layer_types = layer_types
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._columns = 0
+        self._width = 0  # columns that the present step attends to
+        self._where: tuple[Tensor, Tensor] | None = None
+
+    def admit(self, prefix: Prefix, count: int) -> None:
+        """``count`` responses of one prompt enter, in the slots after those in use."""
+        if not self._keys:
+            self._keys = [k.new_empty(self.slots, 0, *k.shape[1:], dtype=self._dtype) for k, _ in prefix.layers]
+            self._values = [v.new_empty(self.slots, 0, *v.shape[1:], dtype=self._dtype) for _, v in prefix.layers]
+        self._reserve(prefix.length + 1)
+        slots = slice(self.used, self.used + count)
+        for i, (keys, values) in enumerate(prefix.layers):
+            self._keys[i][slots, : prefix.length] = keys[: prefix.length]
+            self._values[i][slots, : prefix.length] = values[: prefix.length]
+        self.used += count
+
+    def move(self, sources: Tensor, targets: Tensor, used: int) -> None:
+        """Responses at slots ``sources`` move to ``targets``; ``used`` slots remain."""
+        if len(sources):
+            for store in (*self._keys, *self._values):
+                store[targets] = store[sources]
+        self.used = used
+
+    def step(self, lengths: Tensor, width: int) -> Any:
+        """Prepare to append one token to each response; returns the attention mask.
+
+        ``lengths`` [used] are the tokens each has, ``width`` − 1 the largest of them, known to the host.
+        """
+        self._reserve(width)
+        self._width = width
+        self._where = torch.arange(self.used, device=lengths.device), lengths
+        columns = torch.arange(width, device=lengths.device)
+        full = columns <= lengths[:, None]
+        masks = {"full_attention": full[:, None, None]}
+        if "sliding_attention" in self._layer_types:
+            masks["sliding_attention"] = (full & (columns > lengths[:, None] - self._window))[:, None, None]
+        masks = {kind: masks[kind] for kind in self._layer_types}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [used, heads, 1, head size]; returns all of them, [used, heads, width, head size]."""
+        assert self._where is not None
+        stores = self._keys[layer], self._values[layer]
+        for store, new in zip(stores, (keys, values), strict=True):
+            store[self._where] = new[:, :, 0].to(self._dtype)
+        every, seen = slice(self.used), slice(self._width)
+        return stores[0][every, seen].transpose(1, 2), stores[1][every, seen].transpose(1, 2)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Columns before the present step; transformers asks where it needs a default position."""
+        return self._width - 1
+
+    def _reserve(self, columns: int) -> None:
+        if columns <= self._columns:
+            return
+        self._columns = max(columns, self._columns + self._columns // 2, 64)
+        for stores in (self._keys, self._values):
+            for i, old in enumerate(stores):  # one layer at a time: two copies of everything would not fit
+                stores[i] = old.new_zeros(self.slots, self._columns, *old.shape[2:])
+                stores[i][: self.used, : old.shape[1]] = old[: self.used]

@@ -1,0 +1,141 @@
+"""The language-model head in chunks of tokens, so that logits [tokens, V] never exist whole.
+
+With l = h·Wᵀ / temperature and p = softmax(l), the derivative of log p(y) with respect to h is
+(W_y − Σ_j p_j·W_j) / temperature. It does not depend on the objective, so the forward pass computes
+it while a chunk's probabilities are at hand, and a frozen head needs no second look at the logits.
+Only the gradient of a trained head recomputes them, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.interface import Proxy
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """What the head tells about n sampled tokens, all float32, at the sampling temperature."""
+
+    logprobs: Tensor  # [n]
+    logsumexp: Tensor  # [n] of the logits divided by the temperature
+    entropies: Tensor | None  # [n] nats
+    directions: Tensor | None  # [n, H] W_y − Σ_j q_j·W_j: q is p (hidden_exact) or p on its top k (hidden_topk)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output matrix, in the dtype its products are computed in; their results are float32."""
+
+    weight: Tensor  # [V, H] float32, or bfloat16 on CUDA
+    chunk: int  # tokens whose logits exist at a time
+
+    def logits(self, hidden: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
+        """Logits of hidden states [c, H] divided by the temperature, float32 [c, V]."""
+        logits = _product(hidden.to(self.weight.dtype), self.weight.T, out)
+        return logits if temperature == 1 else logits.div_(temperature)
+
+    @torch.no_grad()
+    def statistics(
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, entropies: bool, proxy: Proxy | None = None
+    ) -> TokenStatistics:
+        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; directions with a hidden_* proxy."""
+        count, size = hidden.shape
+        new = hidden.new_empty
+        result = TokenStatistics(
+            logprobs=new(count, dtype=torch.float32),
+            logsumexp=new(count, dtype=torch.float32),
+            entropies=new(count, dtype=torch.float32) if entropies else None,
+            directions=new(count, size, dtype=torch.float32) if proxy and proxy.kind != "output_row" else None,
+        )
+        buffers = self._buffers(count, 2 if entropies else 1)
+        for part in self._chunks(count):
+            self._chunk_statistics(result, part, hidden[part], targets[part], temperature, proxy, buffers)
+        return result
+
+    def _chunk_statistics(
+        self,
+        result: TokenStatistics,
+        part: slice,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        proxy: Proxy | None,
+        buffers: list[Tensor],
+    ) -> None:
+        """Fill ``result[part]``; ``buffers`` are overwritten."""
+        logits = self.logits(hidden, temperature, buffers[0][: len(hidden)])
+        peak = logits.amax(1, keepdim=True)
+        logits.sub_(peak)
+        chosen = logits.gather(1, targets[:, None])[:, 0]
+        if proxy and proxy.kind == "hidden_topk":
+            values, ids = logits.topk(min(proxy.k, logits.shape[1]))
+            result.directions[part] = self._truncated_direction(targets, values.softmax(1), ids)  # type: ignore[index]
+        if result.entropies is None:
+            exponentials = logits.exp_()
+            total = exponentials.sum(1)
+        else:
+            exponentials = torch.exp(logits, out=buffers[1][: len(hidden)])
+            total = exponentials.sum(1)
+            result.entropies[part] = total.log() - torch.linalg.vecdot(exponentials, logits) / total
+        result.logprobs[part] = chosen - total.log()
+        result.logsumexp[part] = peak[:, 0] + total.log()
+        if proxy and proxy.kind == "hidden_exact":
+            mean_row = _product(exponentials.to(self.weight.dtype), self.weight).div_(total[:, None])
+            result.directions[part] = self.weight[targets] - mean_row  # type: ignore[index]
+
+    def _truncated_direction(self, targets: Tensor, probabilities: Tensor, ids: Tensor) -> Tensor:
+        """W_y − Σ over k of q_j·W_j for q and ids [c, k]; one j at a time, so that [c, k, H] never exists."""
+        direction = self.weight[targets].float()
+        for j in range(ids.shape[1]):
+            direction.addcmul_(probabilities[:, j, None], self.weight[ids[:, j]].float(), value=-1)
+        return direction
+
+    @torch.no_grad()
+    def add_weight_gradient(
+        self,
+        gradient: Tensor,
+        hidden: Tensor,
+        targets: Tensor,
+        logsumexp: Tensor,
+        coefficients: Tensor,
+        temperature: float,
+    ) -> None:
+        """Add d(Σ_t coefficients[t]·logp_t)/dW to ``gradient`` [V, H] float32, recomputing the logits.
+
+        Tokens with coefficient 0 (clipped, or without advantage) cost nothing.
+        """
+        kept = coefficients.nonzero()[:, 0]
+        if len(kept) < len(coefficients):
+            hidden, targets, logsumexp = hidden[kept], targets[kept], logsumexp[kept]
+            coefficients = coefficients[kept]
+        hidden = hidden.to(self.weight.dtype)
+        coefficients = coefficients / temperature
+        [buffer] = self._buffers(len(kept), 1)
+        for part in self._chunks(len(kept)):
+            slope = self.logits(hidden[part], temperature, buffer[: len(hidden[part])])
+            slope.sub_(logsumexp[part, None]).exp_().mul_(-coefficients[part, None])
+            slope.scatter_add_(1, targets[part, None], coefficients[part, None])
+            if self.weight.dtype == torch.float32:
+                gradient.addmm_(slope.T, hidden[part])
+            else:
+                gradient.add_(_product(slope.to(self.weight.dtype).T, hidden[part]))
+
+    def _chunks(self, count: int) -> Iterator[slice]:
+        return (slice(first, min(first + self.chunk, count)) for first in range(0, count, self.chunk))
+
+    def _buffers(self, count: int, number: int) -> list[Tensor]:
+        """Memory for the logits of one chunk, allocated once: fresh pages for every chunk cost a tenth of the time."""
+        rows = min(self.chunk, count)
+        return [self.weight.new_empty(rows, len(self.weight), dtype=torch.float32) for _ in range(number)]
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b with a float32 result: bfloat16 factors are multiplied and summed without rounding the result."""
+    if a.dtype == torch.float32:
+        return torch.mm(a, b, out=out)
+    return torch.mm(a, b, out_dtype=torch.float32, out=out)

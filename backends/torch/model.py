@@ -1,0 +1,253 @@
+"""Loading a causal language model and taking it apart: trunk, head, adapters."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from backends.interface import BackendError, BackendSettings, LoraSettings
+from backends.torch.head import Head
+
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
+_LOGIT_TRANSFORMS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
+_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+class Policy:
+    """A causal language model as a trunk, which makes post-norm hidden states, and a head.
+
+    ``dtype`` is that of the compute. Trained weights are float32 whatever it is: bfloat16 products run
+    under autocast, which casts a weight once for as long as the context of :meth:`compute` is open.
+    """
+
+    def __init__(self, causal: Any, folder: Path, dtype: torch.dtype) -> None:
+        self.causal = causal.eval()  # no dropout anywhere: ratios would not start at 1
+        self.folder = folder
+        self.dtype = dtype
+        self.peft: Any = None
+
+    @property
+    def config(self) -> Any:
+        return self.causal.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output matrix [V, H] as it is stored."""
+        return self.causal.get_output_embeddings().weight
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids the model can read and write."""
+        return min(len(self.head_weight), len(self.causal.get_input_embeddings().weight))
+
+    def compute(self) -> torch.autocast:
+        """The context of forward passes."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def hidden(self, ids: Tensor, **inputs: Any) -> Any:
+        """The trunk's output for ids [B, T]: ``last_hidden_state`` [B, T, H], post-norm.
+
+        Without a mask, attention is causal. That is all right-padded rows need: padding comes after
+        every token that counts, and nothing is read off at its positions.
+        """
+        return self.causal.base_model(input_ids=ids, **inputs)
+
+    def head(self, chunk: int) -> Head:
+        """The head as it is now; on CUDA with bfloat16 it holds a copy of the weight, so let go of it soon."""
+        mixed = self.dtype == torch.bfloat16 and self.device.type == "cuda"  # a CPU has no bf16 → float32 product
+        return Head(self.head_weight.detach().to(torch.bfloat16 if mixed else torch.float32), chunk)
+
+    def frozen_copy(self) -> Policy:
+        """A second model that computes exactly as this one does now, with matrices kept in the compute dtype."""
+        causal = copy.deepcopy(self.causal).requires_grad_(False)
+        for module in causal.base_model.modules():
+            if isinstance(module, nn.Linear):
+                module.to(self.dtype)
+        return Policy(causal, self.folder, self.dtype)
+
+    @contextlib.contextmanager
+    def without_adapters(self) -> Iterator[Policy]:
+        """This policy as it was loaded, adapters switched off."""
+        with self.peft.disable_adapter():
+            yield self
+
+    @contextlib.contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """Keep only the layers' inputs for the backward pass, where the model was loaded so.
+
+        transformers checkpoints layers in training mode only, and drops their cache there: the layers
+        alone enter it, for as long as the gradient takes, and what is inside them stays without dropout.
+        """
+        layers = [module for module in self.causal.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+
+def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
+    """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
+    folder = _resolve(settings.model)
+    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+    stored = dtype if settings.lora else torch.float32  # what is trained is float32; a frozen base need not be
+    policy = Policy(_read(folder, settings.model, stored).to(device), folder, dtype)
+    _check_trunk(policy, settings.model)
+    if settings.gradient_checkpointing:
+        causal = policy.causal  # older versions of transformers know the other name only
+        enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if settings.lora:
+        policy.peft = _add_adapters(policy.causal, settings.lora, settings.seed)
+    return policy
+
+
+def _resolve(model: str) -> Path:
+    """The folder of a model: itself, or its snapshot from the Hugging Face hub."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+            raise BackendError(
+                f"model folder '{model}' does not exist; give a folder or a name on the Hugging Face hub"
+            )
+        folder = _download(model)
+    if not (folder / "config.json").is_file():
+        raise BackendError(f"model '{model}' has no config.json, so it is not a model folder; choose another")
+    if not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        why = "has only pickled weights, which can run code when opened" if pickled else "has no *.safetensors weights"
+        raise BackendError(f"model '{model}' {why}; use a version saved as safetensors")
+    return folder
+
+
+def _download(name: str) -> Path:
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*COMPANIONS, "*.safetensors"]))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise BackendError(
+            f"model '{name}' is neither a folder here nor could it be had from the Hugging Face hub "
+            f"({_first_line(error)}); check the name and the connection"
+        ) from error
+
+
+def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
+    """The model in ``folder`` with every weight read from its files."""
+    config = _config(folder, name)
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # whatever a broken file makes transformers raise
+        raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    broken = sorted(map(str, {*info["missing_keys"], *info["mismatched_keys"]}))
+    if broken:
+        raise BackendError(
+            f"model '{name}' lacks {len(broken)} weights, {broken[0]} among them; its files are incomplete"
+        )
+    model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
+    return model
+
+
+def _config(folder: Path, name: str) -> Any:
+    """The model's configuration; refuses what cannot be trained here."""
+    try:
+        raw = json.loads((folder / "config.json").read_text())
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # broken JSON, unknown model types, wrong fields
+        if "trust_remote_code" in str(error):
+            raise BackendError(
+                f"model '{name}' brings Python code of its own, which is never run here; "
+                "choose a model whose architecture is part of transformers"
+            ) from error
+        raise BackendError(f"model '{name}' has a config.json that cannot be used: {_first_line(error)}") from error
+    if raw.get("quantization_config"):
+        raise BackendError(f"model '{name}' is quantised and cannot be trained; choose its unquantised version")
+    for key in _LOGIT_TRANSFORMS:
+        if raw.get(key) not in (None, 1, False):
+            raise BackendError(f"model '{name}' transforms its logits ({key} in config.json), which is not supported")
+    unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    if unknown:
+        raise BackendError(
+            f"model '{name}' has layers of type {unknown.pop()}, which is not supported; choose a transformer"
+        )
+    return config
+
+
+@torch.no_grad()
+def _check_trunk(policy: Policy, name: str) -> None:
+    """Refuse a model whose logits are not head · trunk: its log-probabilities would be silently wrong."""
+    head = policy.causal.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise BackendError(f"model '{name}' has an output layer with a bias or none at all, which is not supported")
+    ids = torch.arange(min(4, policy.vocabulary), device=policy.device)[None]
+    with policy.compute():
+        expected = policy.causal(input_ids=ids, use_cache=False).logits[0].float()
+        hidden = policy.hidden(ids, use_cache=False).last_hidden_state[0]
+    error = (policy.head(len(hidden)).logits(hidden, 1.0) - expected).abs().max()
+    if error > (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * expected.abs().max():
+        raise BackendError(f"model '{name}' does more to its logits than multiply by the output matrix; not supported")
+
+
+def _add_adapters(causal: Any, lora: LoraSettings, seed: int) -> Any:
+    """Inject LoRA adapters (float32, B = 0) into ``causal``; returns PEFT's wrapper of it."""
+    import peft
+
+    names = {
+        name.rsplit(".")[-1] for name, module in causal.base_model.named_modules() if isinstance(module, nn.Linear)
+    }
+    missing = [target for target in lora.targets if target not in names]
+    if missing:
+        raise BackendError(
+            f"lora target '{missing[0]}' is no projection of this model; it has {', '.join(sorted(names))}"
+        )
+    depth = causal.config.num_hidden_layers
+    if lora.layers is not None and not 0 < lora.layers <= depth:
+        raise BackendError(f"lora layers = {lora.layers}, but the model has {depth}; choose 1 to {depth}")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.scale * lora.rank,
+        target_modules=list(lora.targets),
+        layers_to_transform=None if lora.layers is None else list(range(depth - lora.layers, depth)),
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT asks by the former name
+        torch.manual_seed(seed)
+        return peft.get_peft_model(causal, config).eval()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

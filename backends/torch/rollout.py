@@ -1,0 +1,197 @@
+"""Generating responses: prompts prefilled once, a batch that finished responses leave and waiting ones enter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from backends.batching import uniforms
+from backends.interface import Bools, Completions, Ids, OnFinished, Sampling
+from backends.torch.cache import Prefix, SlotCache
+from backends.torch.model import Policy
+from backends.torch.sampling import draw
+
+# Tokens drawn between two looks at which responses have finished: on CUDA each look waits for the
+# device, and the few tokens drawn past an end are cheaper; on a CPU looking is free.
+CHECK_EVERY = {"cpu": 1, "cuda": 8}
+
+
+class Rollout:
+    """One call of ``rollout``. Active responses fill slots 0 … n−1, in no particular order."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Ids],
+        sampling: Sampling,
+        on_finished: OnFinished | None,
+        *,
+        slots: int,
+        prefill_tokens: int,
+        head_chunk: int,
+    ) -> None:
+        self._policy = policy
+        self._head = policy.head(head_chunk)
+        self._prompts = prompts
+        self._sampling = sampling
+        self._on_finished = on_finished
+        self._prefill_tokens = prefill_tokens
+        self._every = CHECK_EVERY[policy.device.type]
+
+        self._count = len(prompts) * sampling.samples
+        self._admitted = 0  # responses are admitted in order
+        self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
+        slots = min(slots, self._count)
+        config = policy.config
+        types = set(getattr(config, "layer_types", None) or ())
+        window = getattr(config, "sliding_window", None) or 0
+        types = types or {"sliding_attention" if window else "full_attention"}
+        self._cache = SlotCache(slots, policy.dtype, window, types)
+
+        self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
+        self._length = np.empty(0, dtype=np.int64)  # [n] tokens of it in the cache
+        self._noise = np.empty((slots, sampling.max_tokens + self._every))  # of the response in each slot
+        self._hidden = policy.head_weight.new_empty(0, policy.head_weight.shape[1])  # [n, H] predicts the next token
+
+        # Pages of these are touched only as far as responses reach.
+        self._tokens = np.zeros((self._count, sampling.max_tokens), dtype=np.int64)
+        self._logprobs = np.zeros((self._count, sampling.max_tokens), dtype=np.float32)
+        self._drawn = np.zeros(self._count, dtype=np.int64)  # tokens of each response so far
+        self._truncated = np.zeros(self._count, dtype=bool)
+
+    @torch.no_grad()
+    def run(self) -> Completions:
+        """Generate every response."""
+        with self._policy.compute():
+            self._admit()
+            while len(self._row):
+                ids, logprobs = self._draw_block()
+                last = ids[-1]
+                finished = self._harvest(ids.cpu().numpy(), logprobs.cpu().numpy())
+                last = self._release(finished, last)
+                if len(self._row):
+                    self._forward(last)
+                self._admit()
+        starts = np.concatenate([[0], np.cumsum(self._drawn)]).astype(np.int64)
+        kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
+        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated)
+
+    # ------------------------------------------------------------------------------ decoding
+
+    def _draw_block(self) -> tuple[Tensor, Tensor]:
+        """Draw ``every`` tokens for each active response, without asking what they are: [every, n]."""
+        drawn = self._drawn[self._row]
+        columns = drawn[:, None] + np.arange(self._every)
+        known = np.take_along_axis(self._noise[: len(self._row)], columns, axis=1)
+        noise = torch.from_numpy(known.T.copy()).to(self._hidden.device)
+        block = [self._draw(noise[0])]
+        for step in range(1, self._every):
+            self._forward(block[-1][0])
+            block.append(self._draw(noise[step]))
+        ids, logprobs = zip(*block, strict=True)
+        return torch.stack(ids), torch.stack(logprobs)
+
+    def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of each active response and its log-probability, [n]."""
+        temperature, top_p, chunk = self._sampling.temperature, self._sampling.top_p, self._head.chunk
+        with torch.autocast(self._hidden.device.type, enabled=False):
+            parts = [
+                draw(self._head.logits(hidden, temperature or 1.0), part, top_p, greedy=temperature == 0)
+                for hidden, part in zip(self._hidden.split(chunk), noise.split(chunk), strict=True)
+            ]
+        return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+    def _forward(self, ids: Tensor) -> None:
+        """Append ids [n] to the active responses and find what predicts the tokens after them."""
+        lengths = torch.from_numpy(self._length).to(ids.device)
+        mask = self._cache.step(lengths, int(self._length.max()) + 1)
+        output = self._policy.hidden(
+            ids[:, None],
+            position_ids=lengths[:, None],
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._hidden = output.last_hidden_state[:, 0]
+        self._length += 1
+
+    # ------------------------------------------------------------------ finished and waiting
+
+    def _harvest(self, ids: Ids, logprobs: np.ndarray) -> Bools:
+        """Record the drawn tokens [every, n] up to each response's end; which slots have finished."""
+        finished = np.zeros(len(self._row), dtype=bool)
+        stops = np.isin(ids, self._sampling.stop_ids)
+        for step in range(len(ids)):
+            going = ~finished
+            rows = self._row[going]
+            at = self._drawn[rows]
+            self._tokens[rows, at] = ids[step, going]
+            self._logprobs[rows, at] = logprobs[step, going]
+            self._drawn[rows] = at + 1
+            full = at + 1 == self._sampling.max_tokens
+            self._truncated[rows] = full & ~stops[step, going]
+            finished[going] = full | stops[step, going]
+        if self._on_finished:
+            for row in self._row[finished]:
+                self._on_finished(int(row), self._tokens[row, : self._drawn[row]].copy())
+        return finished
+
+    def _release(self, finished: Bools, last: Tensor) -> Tensor:
+        """Close the gaps that finished responses leave with those from the end; does the same to ``last`` [n]."""
+        if not finished.any():
+            return last
+        used = int((~finished).sum())
+        targets = np.flatnonzero(finished[:used])
+        sources = used + np.flatnonzero(~finished[used:])
+        order = np.arange(used)
+        order[targets] = sources
+        self._row, self._length, self._hidden = self._row[order], self._length[order], self._hidden[:used]
+        self._noise[targets] = self._noise[sources]
+        device = last.device
+        self._cache.move(torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device), used)
+        return last[torch.from_numpy(order).to(device)]
+
+    def _admit(self) -> None:
+        """Let waiting responses enter, once an eighth of the slots is free: a prefill for each one would cost more."""
+        free = self._cache.slots - len(self._row)
+        count = min(free, self._count - self._admitted)
+        if count == 0 or (len(self._row) and free * 8 < self._cache.slots):
+            return
+        rows = range(self._admitted, self._admitted + count)
+        prompts = [row // self._sampling.samples for row in rows]
+        copies = Counter(prompts)
+        self._prefill([prompt for prompt in copies if prompt not in self._prefixes])
+        for prompt, number in copies.items():
+            self._cache.admit(self._prefixes[prompt], number)
+        prefixes = [self._prefixes[prompt] for prompt in prompts]
+        for slot, row in enumerate(rows, start=len(self._row)):
+            self._noise[slot] = uniforms(self._sampling.seed, row, self._noise.shape[1])
+        self._row = np.concatenate([self._row, rows])
+        self._length = np.concatenate([self._length, [prefix.length for prefix in prefixes]])
+        self._hidden = torch.cat([self._hidden, torch.stack([prefix.hidden for prefix in prefixes]).to(self._hidden)])
+        self._admitted += count
+        waiting = self._admitted // self._sampling.samples  # the first prompt with responses that wait
+        self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == waiting}
+
+    def _prefill(self, prompts: list[int]) -> None:
+        """Run the trunk over prompts, right-padded, and keep what each leaves behind."""
+        width = max((len(self._prompts[prompt]) for prompt in prompts), default=1)
+        size = max(1, self._prefill_tokens // width)
+        for first in range(0, len(prompts), size):
+            self._prefill_group(prompts[first : first + size])
+
+    def _prefill_group(self, prompts: list[int]) -> None:
+        lengths = [len(self._prompts[prompt]) for prompt in prompts]
+        ids = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : lengths[row]] = torch.from_numpy(self._prompts[prompt])
+        cache = DynamicCache()
+        output = self._policy.hidden(ids.to(self._hidden.device), past_key_values=cache, use_cache=True)
+        for row, prompt in enumerate(prompts):
+            layers = [(layer.keys[row].transpose(0, 1), layer.values[row].transpose(0, 1)) for layer in cache.layers]
+            self._prefixes[prompt] = Prefix(lengths[row], output.last_hidden_state[row, lengths[row] - 1], layers)

@@ -1,0 +1,105 @@
+"""What the benchmark scripts share: the machine's description, timing in turns, the JSON, the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, cores, memory, system, versions, threads, load."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+    """Seconds of each way in each of ``rounds``, the ways in turns, so that a busy machine slows all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(warmup + rounds):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: values[warmup:] for name, values in seconds.items()}
+
+
+def median_ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
+    """The median over rounds of slower / faster, each ratio within one round."""
+    return statistics.median(a / b for a, b in zip(slower, faster, strict=True))
+
+
+def write(path: str | Path | None, results: Mapping[str, Any]) -> None:
+    """The results with the machine's description as JSON at ``path``; nothing without a path."""
+    if path:
+        Path(path).write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
+
+
+def show(title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """A table whose columns are the keys of the rows, and the machine below it."""
+    table = Table(title=title)
+    for column in rows[0] if rows else ():
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row.values())
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in machine().items()), highlight=False, soft_wrap=True)
+
+
+def peak_memory() -> int:
+    """Bytes: the most this process has held in memory so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux: getrusage's peak would begin with that of the process that started this one
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def in_fresh_process(script: str, *arguments: str) -> Any:
+    """What ``python script arguments`` prints as JSON in its last line; memory is measured in a process of its own."""
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _processor() -> str:
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        return asked.stdout.strip()
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,45 @@
+"""The command line: parse, load, call, render. Each command imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from delta_cli import __version__
+from delta_cli.errors import UserError
+
+app = typer.Typer(
+    name="delta",
+    help="Reinforcement learning with verifiable rewards and DelTA token credit, on MLX and PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"delta {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of every command."""
+
+
+from delta_cli.cli import evaluate, recipe, train  # noqa: E402, F401  (each registers its commands on app)
+
+
+def main() -> None:
+    """Run a command; what a person can put right is one line and exit code 2."""
+    from backends.interface import BackendError
+
+    try:
+        app()
+    except (UserError, BackendError) as error:
+        typer.echo(f"delta: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,51 @@
+"""Which folder a run lives in, and which recipe goes on in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.loading import differences, with_overrides
+
+RUNS = Path("runs")
+
+# What may change between the parts of a run without making it another experiment.
+CHANGEABLE = ("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout")
+
+
+def run_folder(recipe: Path | None, chosen: Path | None, resume: bool) -> Path:
+    """The folder asked for; without one the newest run of the recipe to resume, or a new name for it."""
+    if chosen is not None:
+        return chosen
+    name = "quickstart" if recipe is None else recipe.stem
+    taken = sorted(
+        (path for path in RUNS.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdigit()),
+        key=lambda path: int(path.name.removeprefix(f"{name}-")),
+    )
+    if not resume:
+        last = int(taken[-1].name.removeprefix(f"{name}-")) if taken else 0
+        return RUNS / f"{name}-{last + 1}"
+    if not taken:
+        raise UserError(f"{RUNS}/{name}-*: there is no run to resume; name its folder with --run-dir")
+    return taken[-1]
+
+
+def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) -> Recipe:
+    """The recipe to resume with: the run's own, or the one given where it changes only what may change.
+
+    Raises UserError where there is no run, or the recipes differ in what makes the run what it is.
+    """
+    own = folder / "recipe.toml"
+    if not own.is_file():
+        raise UserError(f"{folder}: holds no run to resume; start one without --resume")
+    before = load_recipe(own)
+    after = load_recipe(given, overrides) if given else with_overrides(before, overrides)
+    refused = [line for name, line in differences(before, after) if not name.startswith(CHANGEABLE)]
+    if refused:
+        raise UserError(
+            f"{own}: resuming would change {'; '.join(refused)}. Only {', '.join(CHANGEABLE)} may change; "
+            "start a new run for the rest"
+        )
+    return after

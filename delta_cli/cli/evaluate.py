@@ -1,0 +1,209 @@
+"""``delta eval`` and ``delta compare``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delta_cli.cli import app
+from delta_cli.cli.train import BackendOption
+from delta_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from backends.interface import BackendSettings
+    from delta_cli.evaluation.evaluate import Benchmark
+    from delta_cli.evaluation.results import EvaluationSettings
+    from delta_cli.recipe import Recipe
+
+SuiteOption = Annotated[
+    str | None, typer.Option(help="A shipped suite, or the path of a suite's .toml.", show_default=False)
+]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: a model, or a run with its recipe and the checkpoint it has got to."""
+
+    name: str
+    settings: BackendSettings
+    recipe: Recipe | None = None
+    checkpoint: Path | None = None  # of a run whose model is not exported yet
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, hub name, tiny-base, or a run.")],
+    suite: SuiteOption = None,
+    data: Annotated[str | None, typer.Option(help="A data file with question and answer.", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(help="Responses for each problem.", show_default=False)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.", show_default=False)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", show_default=False)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.", show_default=False)] = None,
+    template: Annotated[str | None, typer.Option(help="Prompt template.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(help="So many problems of each benchmark.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling.", show_default=False)] = None,
+    backend: BackendOption = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+) -> None:
+    """Evaluate a model or a run: avg@k, pass@k and maj@k with intervals; written as JSON too.
+
+    A run without --suite or --data is evaluated on the problems it held out.
+    """
+    if suite and data:
+        raise UserError("--suite and --data: give one of them")
+    subject = find_subject(model)
+    changes = {
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "template": template,
+        "seed": seed,
+    }
+    name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
+    folder = out or _folder_of(subject, model) / name
+    _run(subject, backend, name, settings, benchmarks, folder, quiet)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="An evaluation: its folder or evaluation.json.")],
+    second: Annotated[Path, typer.Argument(help="Another, of the same suite and settings.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two evaluations: differences with intervals, and a one-sided rank test."""
+    from rich.console import Console
+
+    from delta_cli.evaluation import compare as comparison
+    from delta_cli.evaluation.results import Evaluation
+    from delta_cli.evaluation.tables import render_comparison
+
+    result = comparison.compare(Evaluation.read(first), Evaluation.read(second))
+    if json:
+        typer.echo(result.model_dump_json(indent=2))
+    else:
+        Console().print(render_comparison(result))
+
+
+def find_subject(name: str) -> Subject:
+    """The model or run of that name; raises UserError for a run that has saved nothing yet."""
+    from backends.interface import BackendSettings
+    from delta_cli.assets import model_path
+    from delta_cli.recipe import load_recipe
+    from delta_cli.training import checkpoint
+    from delta_cli.training.run_folder import RunFolder
+    from delta_cli.training.setup import backend_settings
+
+    run = RunFolder(Path(name))
+    if not run.started:
+        return Subject(name, BackendSettings(model=model_path(name)))
+    recipe = load_recipe(run.recipe)
+    if (run.model / "config.json").is_file():
+        return Subject(str(run.model), BackendSettings(model=str(run.model)), recipe)
+    found, damaged = checkpoint.find(run.checkpoints)
+    for line in damaged:
+        typer.echo(line, err=True)
+    if found is None:
+        raise UserError(f"{name}: this run has neither a model nor a checkpoint yet; wait, or evaluate its base model")
+    return Subject(str(found), backend_settings(recipe), recipe, found)
+
+
+def _benchmarks(
+    subject: Subject, suite: str | None, data: str | None, limit: int | None, changes: dict[str, object]
+) -> tuple[str, EvaluationSettings, list[Benchmark]]:
+    """Name, settings and problems of what is asked for."""
+    from delta_cli.evaluation import suites
+
+    if data:
+        chosen = suites.file_suite(data, _settings_of(subject)).with_settings(**changes)
+    elif suite:
+        chosen = suites.load_suite(suite).with_settings(**changes)
+    elif subject.recipe is None:
+        raise UserError(
+            f"{subject.name}: say what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
+        )
+    else:
+        own = suites.file_suite("held_out", _settings_of(subject)).with_settings(**changes)
+        return "held_out", own.settings, [_held_out(subject.recipe, limit)]
+    return chosen.name, chosen.settings, suites.load_benchmarks(chosen.benchmarks, limit)
+
+
+def _held_out(recipe: Recipe, limit: int | None) -> Benchmark:
+    from delta_cli.evaluation.evaluate import Benchmark
+    from delta_cli.training.setup import load_data, load_tokenizer
+
+    problems = load_data(recipe, load_tokenizer(recipe)).held_out
+    return Benchmark("held_out", problems[: limit or recipe.evaluation.problems])
+
+
+def _settings_of(subject: Subject) -> EvaluationSettings:
+    """A run's own evaluation settings; the paper's for a model."""
+    from delta_cli.evaluation.results import EvaluationSettings
+    from delta_cli.training.setup import template_of
+
+    if subject.recipe is None:
+        return EvaluationSettings()
+    recipe = subject.recipe
+    return EvaluationSettings(
+        verifier="code" if recipe.reward.kind == "code" else "math",
+        samples=recipe.evaluation.samples,
+        temperature=recipe.evaluation.temperature,
+        top_p=recipe.evaluation.top_p,
+        max_tokens=recipe.evaluation.max_tokens or recipe.rollout.max_tokens,
+        template=template_of(recipe),
+        seed=recipe.run.seed,
+    )
+
+
+def _folder_of(subject: Subject, model: str) -> Path:
+    if subject.recipe is not None:
+        return Path(model) / "evaluations"
+    return Path("evaluations") / Path(model).name
+
+
+def _run(
+    subject: Subject,
+    backend_name: str,
+    name: str,
+    settings: EvaluationSettings,
+    benchmarks: list[Benchmark],
+    folder: Path,
+    quiet: bool,
+) -> None:
+    from rich.console import Console
+
+    from backends import registry
+    from delta_cli.data.tokenizer import Tokenizer
+    from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
+    from delta_cli.evaluation.tables import render
+    from delta_cli.reporting.progress import evaluation_progress
+    from delta_cli.rewards.grader import Grader
+    from delta_cli.rewards.spec import RewardSpec
+
+    with ExitStack() as stack:
+        grader = stack.enter_context(Grader(RewardSpec(kind=settings.verifier), workers=2, timeout=10.0))
+        tokenizer = Tokenizer.load(subject.settings.model)
+        backend = registry.create(backend_name, subject.settings)
+        stack.callback(backend.close)
+        if subject.checkpoint is not None:
+            backend.load(subject.checkpoint)
+        progress = stack.enter_context(evaluation_progress(quiet))
+        evaluation = evaluate_benchmarks(
+            backend,
+            tokenizer,
+            grader,
+            benchmarks,
+            settings,
+            model=subject.name,
+            suite=name,
+            folder=folder,
+            progress=progress,
+        )
+    console = Console()
+    console.print(render(evaluation))
+    console.print(f"written to {folder / 'evaluation.json'}", highlight=False)

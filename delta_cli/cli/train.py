@@ -1,0 +1,108 @@
+"""``delta train``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delta_cli.cli import app
+from delta_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from delta_cli.recipe import Recipe
+
+QUICKSTART = "quickstart"
+
+RecipeArgument = Annotated[
+    Path | None, typer.Argument(help="A recipe; without one, the quickstart.", show_default=False)
+]
+BackendOption = Annotated[str, typer.Option(help="auto, cpu, cuda, mlx or fake.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a key: section.key=value. May be repeated.", show_default=False),
+]
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument = None,
+    backend: BackendOption = "auto",
+    set_: SetOption = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run; without one, a new folder below runs/.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and print it; train nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what is wrong.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+) -> None:
+    """Train a model by a recipe."""
+    from delta_cli.cli.choose import recipe_of_run, run_folder
+    from delta_cli.recipe import load_recipe, to_toml
+
+    overrides = tuple(set_ or ())
+    folder = run_folder(recipe, run_dir, resume)
+    loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
+    if dry_run:
+        typer.echo(to_toml(loaded), nl=False)
+        return
+    if not resume and (folder / "recipe.toml").exists():
+        raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+    mode = "json" if json else "quiet" if quiet else "auto"
+    sys.exit(_train(loaded, backend, folder, mode, resume))
+
+
+def quickstart() -> Path:
+    """The recipe that ships with the package."""
+    from delta_cli import assets
+
+    return Path(assets.__file__).parent / "quickstart.toml"
+
+
+def _train(recipe: Recipe, backend: str, folder: Path, mode: str, resume: bool) -> int:
+    """Run to the end or until asked to stop; the exit code."""
+    from delta_cli.reporting.console import console_observer
+    from delta_cli.training.setup import open_trainer
+    from delta_cli.training.trainer import Interrupted
+
+    stop = StopSignal()
+    observer = console_observer(mode)
+    try:
+        with open_trainer(recipe, backend, folder, observer, stop.asked) as trainer:
+            trainer.run(resume)
+    except Interrupted as interrupted:
+        observer.end()
+        typer.echo(f"stopped after step {interrupted.step}; go on with: {_again(folder)}", err=True)
+        return 128 + stop.number
+    finally:
+        observer.end()
+    if mode == "auto":
+        typer.echo(f"done: {folder}  (the model is in {folder / 'model'})")
+    return 0
+
+
+def _again(folder: Path) -> str:
+    return f"delta train --resume --run-dir {folder}"
+
+
+class StopSignal:
+    """The first Ctrl-C or SIGTERM asks the run to stop where that loses nothing; the second ends it at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._hear)
+
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.number != 0
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        signal.signal(number, signal.SIG_DFL)
+        typer.echo("stopping at the next safe point; once more to stop at once", err=True)

@@ -1,0 +1,37 @@
+"""Checks of what callers hand in; every failure is a ValueError that names the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Advantages [R] and starts [R+1] as arrays that fit each other; ValueError where they do not."""
+    advantages = np.asarray(advantages, np.float64)
+    starts = np.asarray(starts, np.int64)
+    if advantages.ndim != 1 or starts.shape != (len(advantages) + 1,):
+        raise ValueError(
+            f"advantages must be [R] and starts [R+1]; got {list(advantages.shape)} and {list(starts.shape)}"
+        )
+    if starts[0] != 0 or np.any(np.diff(starts) < 0):
+        raise ValueError("starts must begin with 0 and never fall")
+    if not np.all(np.isfinite(advantages)):
+        raise ValueError(f"advantage of response {np.argmin(np.isfinite(advantages))} is not a finite number")
+    return advantages, starts
+
+
+def check_choices(record: object, choices: Mapping[str, Sequence[str]]) -> None:
+    """ValueError where a field of ``record`` is none of its allowed words."""
+    for name, allowed in choices.items():
+        if (value := getattr(record, name)) not in allowed:
+            raise ValueError(f"{name} '{value}' does not exist; choose one of {', '.join(allowed)}")
+
+
+def check_positive(record: object, *names: str) -> None:
+    """ValueError where a field of ``record`` is not a finite number above 0."""
+    for name in names:
+        if not 0 < (value := getattr(record, name)) < np.inf:
+            raise ValueError(f"{name} must be a finite number above 0, not {value}")

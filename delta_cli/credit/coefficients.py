@@ -1,0 +1,256 @@
+"""DelTA token coefficients: how typical a token's gradient is of its own side (method, section 2).
+
+Two reductions over the features do all the heavy work: a weighted sum gives the centroids, a
+projection on their difference gives the margins. Everything else is vectors of N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delta_cli.credit.checks import check_choices, check_layout
+from delta_cli.credit.features import Features
+
+Array = NDArray[np.float64]
+AllSum = Callable[[Array], Array]
+
+ScoreKind = Literal["sigmoid", "hard", "random"]
+ContrastKind = Literal["between", "within"]
+WeightingKind = Literal["range", "alpha", "top", "bottom", "random"]
+NormaliseKind = Literal["sum", "count"]
+
+_CHOICES = {
+    "score": get_args(ScoreKind),
+    "contrast": get_args(ContrastKind),
+    "weighting": get_args(WeightingKind),
+    "normalise": get_args(NormaliseKind),
+}
+
+_FLOOR = 1e-8  # of the centroids' denominators and of the margins' variance
+
+
+class GroupedFeatures(Features, Protocol):
+    """What ``groups`` and ``contrast = "within"`` ask of features beyond the two reductions."""
+
+    def squared_norms(self) -> Array:
+        """‖v_t‖² for every token, [N]."""
+
+    def slice(self, start: int, stop: int) -> GroupedFeatures:
+        """The features of tokens start:stop."""
+
+
+@dataclass(frozen=True)
+class CoefficientSettings:
+    """The choices of DelTA; the defaults are the paper's, the other values its ablations.
+
+    ``temperature``: "lagged" (gamma from the previous pass's margins) or a fixed number;
+    ``score``: sigmoid(D/gamma), "hard" 1[D > 0], or "random" uniform numbers;
+    ``contrast``: "between" the sides, or "within", D = −‖v − mu_own‖²;
+    ``weighting``: "range" lambda_min + (lambda_max − lambda_min)·alpha, "alpha" itself, or 1 on the
+    "top", "bottom" or a "random" ``share`` of tokens by lambda and 0 elsewhere;
+    ``normalise``: weights that sum to N ("sum"), or lambda as it is ("count").
+    """
+
+    refinements: int = 1
+    lambda_min: float = 0.8
+    lambda_max: float = 1.2
+    temperature: float | Literal["lagged"] = "lagged"
+    score: ScoreKind = "sigmoid"
+    contrast: ContrastKind = "between"
+    weighting: WeightingKind = "range"
+    share: float = 0.5
+    normalise: NormaliseKind = "sum"
+
+    def __post_init__(self) -> None:
+        check_choices(self, _CHOICES)
+        if self.refinements < 0:
+            raise ValueError(f"refinements must be 0 or more, not {self.refinements}")
+        if not 0 <= self.lambda_min <= self.lambda_max < np.inf or self.lambda_max == 0:
+            raise ValueError(
+                f"the range needs 0 <= lambda_min <= lambda_max < inf and lambda_max > 0, not "
+                f"[{self.lambda_min}, {self.lambda_max}]"
+            )
+        fixed = self.temperature != "lagged"
+        if fixed and (isinstance(self.temperature, str) or not self.temperature > 0):
+            raise ValueError(f'temperature must be "lagged" or a positive number, not {self.temperature}')
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must lie in (0, 1], not {self.share}")
+
+
+@dataclass(frozen=True)
+class TokenCoefficients:
+    """Coefficients of N tokens; ``degenerate`` says why there was no contrast, or is None.
+
+    ``weights`` have mean 1; ``alpha`` is the final score in [0, 1], 0 where the advantage is 0;
+    ``margins`` are D under the final centroids, positive where a token is nearer to its own side's
+    centroid, 0 where the advantage is 0.
+    """
+
+    weights: Array  # [N]
+    alpha: Array  # [N]
+    margins: Array  # [N]
+    degenerate: str | None = None
+
+
+def token_coefficients(
+    features: Features,
+    advantages: ArrayLike,
+    starts: ArrayLike,
+    *,
+    refinements: int = 1,
+    lambda_min: float = 0.8,
+    lambda_max: float = 1.2,
+    groups: ArrayLike | None = None,
+    rng: np.random.Generator | None = None,
+    all_sum: AllSum = lambda array: array,
+    **ablation: object,
+) -> TokenCoefficients:
+    """The DelTA weight of every response token of one rollout batch (method, section 2.2 to 2.9).
+
+    ``features`` hold the proxies v of N tokens (any object with ``weighted_sum`` and ``project``);
+    ``advantages`` [R] are those of the responses; ``starts`` int64 [R+1], first 0, last N, marks
+    where each response begins. ``groups`` [R], when given, contrasts the sides inside each run of
+    equal numbers instead of over the batch. ``rng`` feeds the random ablations. ``all_sum`` adds
+    over ranks. ``ablation`` takes the other fields of :class:`CoefficientSettings`.
+
+    Weights are 1 everywhere, and ``degenerate`` says why, where one side has no tokens. Raises
+    ValueError where shapes do not fit, an advantage is not finite or a setting is out of range.
+    """
+    settings = CoefficientSettings(refinements, lambda_min, lambda_max, **ablation)  # type: ignore[arg-type]
+    advantages, starts = check_layout(advantages, starts)
+    rng = rng or np.random.default_rng(0)
+    per_token = np.repeat(advantages, np.diff(starts))  # [N]
+    if groups is None:
+        raw = _contrast(features, per_token, settings, rng, all_sum)
+    else:
+        raw = _contrast_groups(features, per_token, starts, np.asarray(groups), settings, rng)
+    if raw.degenerate:
+        return raw
+    return TokenCoefficients(_weigh(raw, settings, rng, all_sum), raw.alpha, raw.margins)
+
+
+def _contrast(
+    features: Features, advantages: Array, settings: CoefficientSettings, rng: np.random.Generator, all_sum: AllSum
+) -> TokenCoefficients:
+    """Scores of tokens under one pair of centroids; ``weights`` are lambda, not yet normalised."""
+    sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
+    members = sides > 0
+    counts = all_sum(members.sum(axis=1).astype(np.float64))
+    if reason := _degenerate(counts):
+        empty = np.zeros_like(advantages)
+        return TokenCoefficients(np.ones_like(advantages), empty, empty, reason)
+
+    centroids = _centroids(features, sides, all_sum)
+    margins = _margins(features, centroids, members, settings)
+    gamma = _temperatures(margins, members, counts, settings, all_sum)
+    for _ in range(settings.refinements):
+        alpha = _scores(margins, gamma, members, settings, rng)
+        gamma = _temperatures(margins, members, counts, settings, all_sum)  # lags the centroids by a pass
+        centroids = _centroids(features, sides * alpha, all_sum)
+        margins = _margins(features, centroids, members, settings)
+    alpha = _scores(margins, gamma, members, settings, rng)
+    span = settings.lambda_max - settings.lambda_min
+    return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins)
+
+
+def _degenerate(counts: Array) -> str | None:
+    positive, negative = counts
+    if positive and negative:
+        return None
+    if positive:
+        return "no response has a negative advantage"
+    return "no response has a positive advantage" if negative else "every advantage is zero"
+
+
+def _centroids(features: Features, masses: Array, all_sum: AllSum) -> Array:
+    totals = all_sum(masses.sum(axis=1))
+    directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
+    return np.asarray(directions, np.float64)
+
+
+def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], settings: CoefficientSettings) -> Array:
+    positive, negative = centroids
+    if settings.contrast == "within":
+        norms = features.squared_norms()  # type: ignore[attr-defined]
+        own = [norms - 2 * features.project(mu) + np.vdot(mu, mu) for mu in (positive, negative)]
+        return -np.select(list(members), own, 0.0)
+    # 2(v − mid)·gap rather than a difference of two squared distances: the same number, with
+    # rounding that does not grow with the features' common offset.
+    gap, mid = positive - negative, (positive + negative) / 2
+    margins = 2 * (features.project(gap) - np.vdot(mid, gap))
+    return np.select(list(members), [margins, -margins], 0.0)
+
+
+def _temperatures(
+    margins: Array, members: NDArray[np.bool_], counts: Array, settings: CoefficientSettings, all_sum: AllSum
+) -> Array:
+    if settings.temperature != "lagged":
+        return np.full(2, float(settings.temperature))
+    means = all_sum(np.array([margins[side].sum() for side in members])) / counts
+    squares = [np.square(margins[side] - mean).sum() for side, mean in zip(members, means, strict=True)]
+    return np.sqrt(np.maximum(all_sum(np.array(squares)) / counts, _FLOOR))  # [2]
+
+
+def _scores(
+    margins: Array,
+    gamma: Array,
+    members: NDArray[np.bool_],
+    settings: CoefficientSettings,
+    rng: np.random.Generator,
+) -> Array:
+    if settings.score == "hard":
+        alpha = (margins > 0).astype(np.float64)
+    elif settings.score == "random":
+        alpha = rng.random(len(margins))
+    else:
+        alpha = 0.5 + 0.5 * np.tanh(margins / (2 * np.select(list(members), list(gamma), 1.0)))  # sigmoid
+    return np.where(members.any(axis=0), alpha, 0.0)
+
+
+def _contrast_groups(
+    features: Features,
+    advantages: Array,
+    starts: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    settings: CoefficientSettings,
+    rng: np.random.Generator,
+) -> TokenCoefficients:
+    """One contrast for each run of equal ``groups``; where there is none, lambda is 1 (A = 0: lambda_min)."""
+    if groups.shape != (len(starts) - 1,):
+        raise ValueError(f"groups must be [R] = [{len(starts) - 1}], not {list(groups.shape)}")
+    edges = starts[[0, *np.flatnonzero(np.diff(groups)) + 1, len(groups)]]
+    parts = []
+    for first, last in pairwise(edges):
+        view = features.slice(first, last)  # type: ignore[attr-defined]
+        part = _contrast(view, advantages[first:last], settings, rng, lambda array: array)
+        if part.degenerate:
+            neutral = np.where(advantages[first:last] != 0, 1.0, settings.lambda_min)
+            part = TokenCoefficients(neutral, part.alpha, part.margins, part.degenerate)
+        parts.append(part)
+    if all(part.degenerate for part in parts):
+        ones, empty = np.ones_like(advantages), np.zeros_like(advantages)
+        return TokenCoefficients(ones, empty, empty, "no group has advantages of both signs")
+    weights, alpha, margins = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("weights", "alpha", "margins")
+    )
+    return TokenCoefficients(weights, alpha, margins)
+
+
+def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator, all_sum: AllSum) -> Array:
+    """Weights from lambda: the weighting chosen, then self-normalised to a mean of 1."""
+    weights = raw.alpha if settings.weighting == "alpha" else raw.weights
+    if settings.weighting in ("top", "bottom", "random"):
+        order = {"top": -weights, "bottom": weights, "random": rng.random(len(weights))}[settings.weighting]
+        kept = np.argsort(order, kind="stable")[: int(np.ceil(settings.share * len(weights)))]
+        weights = np.zeros_like(weights)
+        weights[kept] = 1.0
+    if settings.normalise == "count":
+        return weights
+    total, count = all_sum(np.array([weights.sum(), float(len(weights))]))
+    return weights * (count / max(total, _FLOOR))

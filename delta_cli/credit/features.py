@@ -1,0 +1,87 @@
+"""Token features: the two reductions the coefficients need, over whatever holds the proxies v [N, H]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.floating]
+
+_CHUNK_BYTES = 2**20  # of float64: a chunk stays in one core's cache, and below what BLAS would wake threads for
+
+
+class Features(Protocol):
+    """Proxies v [N, H] of the response tokens, flat and in order.
+
+    A direction is an array of any one shape; the core adds, scales and multiplies directions
+    elementwise and never looks inside.
+    """
+
+    def weighted_sum(self, weights: Array) -> Array:
+        """Σ_t weights[s, t]·v_t for weights [S, N]: one direction for each of S rows."""
+
+    def project(self, direction: Array) -> Array:
+        """⟨v_t, direction⟩ for every token, [N]."""
+
+
+class DenseFeatures:
+    """v = scale·hidden, never materialised: rows of a numpy matrix with a factor each.
+
+    Products run in float64 chunk by chunk, whatever ``hidden`` is stored in.
+    """
+
+    def __init__(self, hidden: Array, scale: Array | None = None) -> None:
+        self.hidden = hidden  # [N, H]
+        self.scale = np.ones(len(hidden)) if scale is None else np.asarray(scale, np.float64)  # [N]
+
+    def _chunks(self) -> Iterator[tuple[slice, Array]]:
+        tokens, width = self.hidden.shape
+        size = max(1, _CHUNK_BYTES // (8 * max(width, 1)))
+        for first in range(0, tokens, size):
+            part = slice(first, min(first + size, tokens))
+            yield part, self.hidden[part].astype(np.float64, copy=False)
+
+    def weighted_sum(self, weights: ArrayLike) -> Array:
+        """Σ_t weights[s, t]·v_t, float64 [S, H], for weights [S, N]."""
+        weights = np.asarray(weights, np.float64)
+        if weights.ndim != 2 or weights.shape[1] != len(self.hidden):
+            raise ValueError(f"weights must be [S, N] with N = {len(self.hidden)} features, not {list(weights.shape)}")
+        total = np.zeros((len(weights), self.hidden.shape[1]))
+        for part, hidden in self._chunks():
+            total += (weights[:, part] * self.scale[part]) @ hidden
+        return total
+
+    def project(self, direction: ArrayLike) -> Array:
+        """⟨v_t, direction⟩, float64 [N], for a direction [H]."""
+        direction = np.asarray(direction, np.float64)
+        result = np.empty(len(self.hidden))
+        for part, hidden in self._chunks():
+            result[part] = hidden @ direction
+        return result * self.scale
+
+    def squared_norms(self) -> Array:
+        """‖v_t‖², float64 [N]."""
+        result = np.empty(len(self.hidden))
+        for part, hidden in self._chunks():
+            result[part] = np.einsum("th,th->t", hidden, hidden)
+        return result * self.scale**2
+
+    def slice(self, start: int, stop: int) -> DenseFeatures:
+        """The features of tokens start:stop, without a copy."""
+        return DenseFeatures(self.hidden[start:stop], self.scale[start:stop])
+
+
+def output_row_features(hidden: ArrayLike, logprobs: ArrayLike) -> DenseFeatures:
+    """The default proxy v = (1 − p)·h (method, section 2.1), from numpy arrays.
+
+    ``hidden`` [N, H] is the input of the LM head at the position that predicts each token, any
+    float type; ``logprobs`` [N] are the tokens' log-probabilities. Raises ValueError where the
+    shapes do not fit.
+    """
+    hidden, logprobs = np.asarray(hidden), np.asarray(logprobs, np.float64)
+    if hidden.ndim != 2 or logprobs.shape != hidden.shape[:1]:
+        raise ValueError(f"hidden must be [N, H] and logprobs [N]; got {list(hidden.shape)} and {list(logprobs.shape)}")
+    return DenseFeatures(hidden, -np.expm1(logprobs))

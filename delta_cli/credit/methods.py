@@ -1,0 +1,85 @@
+"""Every method as four choices: advantage × credit × gate × aggregation (method, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from delta_cli.credit.advantages import ADVANTAGES, AdvantageKind
+from delta_cli.credit.checks import check_choices, check_positive
+
+CreditKind = Literal["uniform", "delta", "entropy", "future_kl"]
+GateKind = Literal["none", "clip", "soft", "sequence_clip", "stop_gradient"]
+AggregationKind = Literal["token_mean", "response_mean", "response_sum", "constant"]
+
+_CHOICES = {
+    "advantage": ADVANTAGES,
+    "credit": get_args(CreditKind),
+    "gate": get_args(GateKind),
+    "aggregation": get_args(AggregationKind),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table of presets: the four choices and the numbers they read.
+
+    ``credit`` says where a token's weight comes from: nowhere ("uniform"), the coefficients of
+    section 2 ("delta"), the entropy of its distribution ("entropy": 1 on the top ``entropy_share``,
+    elsewhere the token is left out), or the future log-ratios ("future_kl").
+    """
+
+    advantage: AdvantageKind
+    credit: CreditKind
+    gate: GateKind
+    aggregation: AggregationKind
+    eps_low: float = 0.2  # clip: the ratio's range is [1 − eps_low, 1 + eps_high]
+    eps_high: float = 0.2
+    dual_clip: float | None = None  # where A < 0, the objective is at least dual_clip · A
+    tau_positive: float = 1.0  # soft: temperature where A > 0
+    tau_negative: float = 1.05  # soft: elsewhere
+    bound: float = 5.0  # stop_gradient: the ratio's upper bound
+    entropy_share: float = 0.2
+    future_half_life: float = 32.0  # future_kl: tokens after which a log-ratio counts half
+    future_low: float = 0.8  # future_kl: range of the weight where A < 0 and r > future_ratio
+    future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] elsewhere
+    future_ratio: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_choices(self, _CHOICES)
+        if not 0 <= self.eps_low < 1 or not self.eps_high >= 0:
+            raise ValueError(f"clip needs 0 <= eps_low < 1 and eps_high >= 0, not {self.eps_low} and {self.eps_high}")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip must be above 1, not {self.dual_clip}")
+        if not 0 < self.entropy_share <= 1:
+            raise ValueError(f"entropy_share must lie in (0, 1], not {self.entropy_share}")
+        check_positive(self, "tau_positive", "tau_negative", "bound", "future_half_life", "future_ratio")
+        if not 0 < self.future_low <= 1 <= self.future_high:
+            raise ValueError(
+                f"FIPO needs 0 < future_low <= 1 <= future_high, not {self.future_low} and {self.future_high}"
+            )
+
+
+_DAPO = Method("group_normalised", "uniform", "clip", "token_mean", eps_high=0.28, dual_clip=10.0)
+
+PRESETS: dict[str, Method] = {
+    "reinforce": Method("mean_removed", "uniform", "none", "token_mean"),
+    "grpo": Method("group_normalised", "uniform", "clip", "response_mean"),
+    "dr_grpo": Method("mean_removed", "uniform", "clip", "constant"),
+    "rloo": Method("leave_one_out", "uniform", "none", "response_sum"),
+    "dapo": _DAPO,
+    "dapo_ft": replace(_DAPO, credit="entropy"),
+    "sapo": Method("group_normalised", "uniform", "soft", "response_mean"),
+    "fipo": replace(_DAPO, credit="future_kl"),
+    # GSPO's own range: a mean of log-ratios moves far less than one of them (arXiv 2507.18071, section 5.1)
+    "gspo": Method("group_normalised", "uniform", "sequence_clip", "response_mean", eps_low=3e-4, eps_high=4e-4),
+    "cispo": Method("group_normalised", "uniform", "stop_gradient", "token_mean"),
+    "delta": replace(_DAPO, credit="delta"),
+}
+
+
+def method(preset: str, **changes: Any) -> Method:
+    """The method of a preset, with fields changed. Raises ValueError for an unknown preset or value."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset '{preset}' does not exist; choose one of {', '.join(PRESETS)}")
+    return replace(PRESETS[preset], **changes)

@@ -1,0 +1,267 @@
+"""The objective of one mini-batch and its derivative with respect to every log-probability.
+
+Loss = −Σ_t share_t · weight_t · l_t: the aggregation gives the shares, the credit the weights, the
+gate the terms l. Shares and weights are known before the first micro-batch, so splitting the
+mini-batch changes nothing beyond rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delta_cli.credit.checks import check_layout
+from delta_cli.credit.coefficients import AllSum
+from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
+from delta_cli.credit.methods import Method
+from delta_cli.credit.methods import method as find_method
+
+Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What the surrogate knows of a mini-batch before the first forward: R responses, N tokens."""
+
+    logp_old: Array  # [N] under the policy before the update, recomputed by the trainer
+    advantages: Array  # [R]
+    starts: Ids  # [R+1]
+    weights: Array | None = None  # [N] token coefficients; None: 1
+    entropies: Array | None = None  # [N] nats; needed by credit "entropy"
+    kept: NDArray[np.bool_] | None = None  # [R] False: left out of loss and denominator
+    max_length: int | None = None  # tokens; needed by aggregation "constant"
+    reference_logp: Array | None = None  # [N] under the reference policy; needed with kl_coefficient
+    kl_coefficient: float = 0.0  # of the k3 estimator of KL(policy ‖ reference)
+    engine_logp: Array | None = None  # [N] under the sampling engine; needed with importance_cap
+    importance_cap: float | None = None  # weight min(exp(logp_old − logp_engine), cap)
+
+    def __post_init__(self) -> None:
+        check_layout(self.advantages, self.starts)
+        tokens = (int(self.starts[-1]),)
+        for name in ("logp_old", "weights", "entropies", "reference_logp", "engine_logp"):
+            value = getattr(self, name)
+            if value is not None and value.shape != tokens:
+                raise ValueError(f"{name} must be [N] = {list(tokens)}, not {list(value.shape)}")
+        if self.kept is not None and self.kept.shape != self.advantages.shape:
+            raise ValueError(f"kept must be [R] = {list(self.advantages.shape)}, not {list(self.kept.shape)}")
+        if self.kl_coefficient and self.reference_logp is None:
+            raise ValueError("kl_coefficient needs reference_logp")
+        if self.importance_cap is not None and self.engine_logp is None:
+            raise ValueError("importance_cap needs engine_logp")
+
+
+@dataclass
+class Totals:
+    """Sums over the tokens the surrogate has seen since the mini-batch began."""
+
+    tokens: int = 0
+    closed: int = 0  # tokens whose gradient the gate cut off
+    kl_old: float = 0.0  # Σ of the k3 estimator of KL(old ‖ current)
+    kl_reference: float = 0.0
+    ratio_gap: float = 0.0  # largest |logp − logp_old|
+    stayed: int = 0  # what the mean runs over (tokens or responses) and the credit kept …
+    left: int = 0  # … and left out
+
+
+@dataclass
+class Surrogate:
+    """Callable by a backend: ``(logp [n], rows [r]) -> (loss, dloss/dlogp [n])``, float64."""
+
+    method: Method
+    batch: MiniBatch
+    all_sum: AllSum = lambda array: array
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        kept = token_mask(self.method, self.batch)
+        self._shares = _shares(self.method, self.batch, kept, self.all_sum)  # [N], 0 where left out
+        self._factors = self._shares if self.batch.weights is None else self._shares * self.batch.weights
+        if self.batch.importance_cap is not None and self.batch.engine_logp is not None:
+            drift = np.clip(self.batch.logp_old - self.batch.engine_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+            self._factors = self._factors * np.minimum(np.exp(drift), self.batch.importance_cap)
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether any token can get a gradient: False where every advantage is zero or every token is left out."""
+        moved = bool(np.any(self.batch.advantages)) or self.batch.kl_coefficient > 0
+        return bool(self.all_sum(np.array([moved and self._shares.any()], np.float64))[0])
+
+    def restart(self) -> None:
+        """Forget what was seen, for a backend that starts the mini-batch over."""
+        self.totals = Totals()
+
+    @property
+    def scale(self) -> float:
+        """What loss and gradient must be multiplied by once every micro-batch was seen.
+
+        1, but for a credit that leaves responses out by what their ratios turn out to be: then the
+        mean runs over the tokens, or the responses, that stayed.
+        """
+        stayed, left = self.all_sum(np.array([self.totals.stayed, self.totals.left], np.float64))
+        if not left:
+            return 1.0
+        return float((stayed + left) / stayed) if stayed else 0.0
+
+    def __call__(self, logp: ArrayLike, rows: ArrayLike) -> tuple[float, Array]:
+        """Loss and its derivative for the whole responses at ``rows``, flat in that order."""
+        logp, rows = np.asarray(logp, np.float64), np.asarray(rows, np.int64)
+        firsts, lasts = self.batch.starts[rows], self.batch.starts[rows + 1]
+        lengths = lasts - firsts
+        index = np.concatenate([np.arange(0), *map(np.arange, firsts, lasts)])  # [n]
+        raw = logp - self.batch.logp_old[index]
+        delta = np.clip(raw, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        advantages = np.repeat(self.batch.advantages[rows], lengths)
+        factors = self._factors[index]
+        shares = self._shares[index]
+
+        gate = GATES[self.method.gate](GateInput(logp, delta, advantages, lengths), self.method)
+        if self.method.credit == "future_kl":
+            weights, stays = future_kl_weights(delta, advantages, lengths, self.method)
+            self._count_left(shares, stays, lengths)
+            stays = np.repeat(stays, lengths)
+            factors, shares = factors * weights * stays, shares * stays
+        inside = (np.abs(raw) <= MAX_LOG_RATIO) | (self.method.gate == "stop_gradient")
+        loss = -np.dot(factors, gate.value)
+        gradient = -factors * gate.slope * inside
+        self._observe(delta, gate.closed, shares)
+        if self.batch.kl_coefficient:
+            kl, slope = _k3(logp, self.batch.reference_logp[index])  # type: ignore[index]
+            self.totals.kl_reference += float(kl[shares > 0].sum())
+            loss += self.batch.kl_coefficient * np.dot(shares, kl)
+            gradient += self.batch.kl_coefficient * shares * slope
+        return float(loss), gradient
+
+    def _count_left(self, shares: Array, stays: NDArray[np.bool_], lengths: Ids) -> None:
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        units = np.bincount(rows, shares > 0, len(lengths)).astype(int)  # [r] tokens that count
+        if self.method.aggregation != "token_mean":
+            units = np.minimum(units, 1)
+        self.totals.stayed += int(units[stays].sum())
+        self.totals.left += int(units[~stays].sum())
+
+    def _observe(self, delta: Array, closed: NDArray[np.bool_], shares: Array) -> None:
+        counted = shares > 0
+        self.totals.tokens += int(counted.sum())
+        self.totals.closed += int((closed & counted).sum())
+        self.totals.kl_old += float((np.exp(delta) - 1 - delta)[counted].sum())
+        self.totals.ratio_gap = max(self.totals.ratio_gap, float(np.abs(delta[counted]).max(initial=0.0)))
+
+
+def policy_loss(
+    preset: str,
+    logp: ArrayLike,
+    logp_old: ArrayLike,
+    advantages: ArrayLike,
+    starts: ArrayLike,
+    *,
+    weights: ArrayLike | None = None,
+    entropies: ArrayLike | None = None,
+    **options: Any,
+) -> tuple[float, Array]:
+    """The loss to minimise over one mini-batch and its derivative with respect to ``logp`` [N].
+
+    ``preset`` is a row of :data:`delta_cli.credit.PRESETS`; ``logp`` and ``logp_old`` are [N],
+    ``advantages`` [R], ``starts`` int64 [R+1], first 0, last N. ``weights`` [N] multiply each
+    token's term whatever the preset (None: 1); for preset "delta" they come from
+    :func:`token_coefficients`. ``entropies`` [N] choose the tokens of "dapo_ft". ``options`` are
+    fields of :class:`Method` (``eps_low``, ``dual_clip``, ``gate``, …) and of :class:`MiniBatch`
+    (``max_length`` for "dr_grpo", ``kept``, ``kl_coefficient`` …).
+
+    Raises ValueError where shapes do not fit or a preset lacks what it needs, TypeError for an
+    unknown option.
+    """
+    batch_names = MiniBatch.__dataclass_fields__.keys()
+    extras = {name: options.pop(name) for name in list(options) if name in batch_names}
+    for name in ("kept", "reference_logp", "engine_logp"):
+        if extras.get(name) is not None:
+            extras[name] = np.asarray(extras[name], bool if name == "kept" else np.float64)
+    advantages, starts = check_layout(advantages, starts)
+    batch = MiniBatch(
+        np.asarray(logp_old, np.float64),
+        advantages,
+        starts,
+        weights=None if weights is None else np.asarray(weights, np.float64),
+        entropies=None if entropies is None else np.asarray(entropies, np.float64),
+        **extras,
+    )
+    logp = np.asarray(logp, np.float64)
+    if logp.shape != batch.logp_old.shape:
+        raise ValueError(f"logp must be [N] = {list(batch.logp_old.shape)}, not {list(logp.shape)}")
+    surrogate = Surrogate(find_method(preset, **options), batch)
+    loss, gradient = surrogate(logp, np.arange(len(advantages)))
+    return loss * surrogate.scale, gradient * surrogate.scale
+
+
+def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
+    """Which tokens count, in loss and denominator alike, [N]."""
+    tokens = int(batch.starts[-1])
+    kept = np.ones(tokens, dtype=bool)
+    if batch.kept is not None:
+        kept = np.repeat(batch.kept, np.diff(batch.starts))
+    if method.credit != "entropy" or not kept.any():
+        return kept
+    if batch.entropies is None:
+        raise ValueError('credit "entropy" needs the entropies of the tokens')
+    candidates = batch.entropies[kept]
+    k = max(1, int(np.ceil(method.entropy_share * len(candidates))))
+    threshold = np.partition(candidates, len(candidates) - k)[len(candidates) - k]
+    return kept & (batch.entropies >= threshold)  # ties with the last one kept stay
+
+
+def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_], all_sum: AllSum) -> Array:
+    """What part of the objective each token's term is, [N]: the aggregation."""
+    lengths = np.diff(batch.starts)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    counts = np.bincount(rows, kept, len(lengths))  # [R] tokens that count
+    responses = np.ones(len(lengths), dtype=bool) if batch.kept is None else batch.kept
+
+    def total(array: NDArray[Any]) -> float:
+        return max(float(all_sum(np.array([array.sum()], np.float64))[0]), 1.0)
+
+    shares = kept.astype(np.float64)
+    if method.aggregation == "token_mean":
+        return shares / total(kept)
+    if method.aggregation == "response_mean":
+        return shares / np.maximum(counts, 1)[rows] / total(responses)
+    if method.aggregation == "response_sum":
+        return shares / total(responses)
+    if batch.max_length is None or batch.max_length < 1:
+        raise ValueError('aggregation "constant" needs max_length, the longest response allowed, in tokens')
+    return shares / (total(responses) * batch.max_length)
+
+
+def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Method) -> tuple[Array, NDArray[np.bool_]]:
+    """FIPO's token weights [n], constants of the update, and which responses stay in the loss [r].
+
+    F_t = Σ_{k ≥ t} g^(k−t)·delta_k inside the response, over tokens with ratio at most dual_clip,
+    g = 2^(−1/half-life); the weight is exp(F) in its range. A response with more than one
+    dual-clipped token leaves.
+    """
+    ratio = np.exp(delta)
+    limit = np.inf if method.dual_clip is None else method.dual_clip
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    future = np.where(delta <= np.log(limit), delta, 0.0)
+    # Doubling: after the pass with shift s, each token holds the sum over itself and 2s − 1 after it.
+    shift, longest = 1, int(lengths.max(initial=0))
+    while shift < longest:
+        same = rows[shift:] == rows[:-shift]
+        ahead = np.where(same, future[shift:], 0.0) * 2 ** (-shift / method.future_half_life)
+        future = np.concatenate([future[:-shift] + ahead, future[-shift:]])
+        shift *= 2
+    boost = np.exp(np.minimum(future, MAX_LOG_RATIO))  # a long response's sum may be past any exponential
+    weights = np.clip(boost, 1.0, method.future_high)
+    damped = (advantages < 0) & (ratio > method.future_ratio)
+    weights = np.where(damped, np.clip(boost, method.future_low, 1.0), weights)
+    floored = np.bincount(rows, dual_clipped(ratio, advantages, method), len(lengths))
+    return weights, floored <= 1
+
+
+def _k3(logp: Array, reference: Array) -> tuple[Array, Array]:
+    """exp(ref − logp) − (ref − logp) − 1 and its derivative with respect to logp."""
+    raw = reference - logp
+    gap = np.clip(raw, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return np.exp(gap) - gap - 1, (1 - np.exp(gap)) * (np.abs(raw) <= MAX_LOG_RATIO)

@@ -1,0 +1,20 @@
+"""One question with its gold answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question to sample responses to, and what a reward needs to judge them.
+
+    ``answer`` is the gold answer: a string for mathematics, a tests table for code (see
+    ``delta_cli.rewards.code``), whatever the user's own function reads for a custom reward.
+    """
+
+    id: str
+    question: str
+    answer: Any
+    source: str = ""  # the data set or suite it came from

@@ -1,0 +1,164 @@
+"""Rows of a data set, one mapping each: from a local file, a folder laid out like a hub repository, or the hub."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from delta_cli.errors import UserError
+
+Row = Mapping[str, Any]
+Located = Iterator[tuple[str, Row]]  # where a row is, for messages; the row
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+HUB_EXTRA = "run: pip install 'delta-rlvr[hub]'"
+
+
+def rows(source: str, config: str | None, split: str, columns: set[str]) -> Located:
+    """The rows of ``source`` with at least ``columns``; where the format has columns, no others are read.
+
+    Raises UserError that names the file, the line and the reason.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _hub_rows(str(path), config, split, columns)
+    if source.endswith(SUFFIXES):
+        if not path.is_file():
+            raise UserError(f"data.source: {source}: no such file")
+        return _file_rows(path, columns)
+    if path.is_file():
+        raise UserError(f"data.source: {source}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
+    if source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise UserError(f"data.source: {source}: no such file or folder")
+    return _hub_rows(source, config, split, columns)
+
+
+def _file_rows(path: Path, columns: set[str]) -> Located:
+    if path.suffix == ".parquet":
+        return _parquet_rows(path, columns)
+    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, _jsonl_rows)
+    return _with_columns(read(path), columns)
+
+
+def _with_columns(located: Located, columns: set[str]) -> Located:
+    """Only these columns; the first row must have them all, a later one that lacks some has None there."""
+    for index, (where, row) in enumerate(located):
+        if index == 0:
+            _check_columns(where, columns, list(row))
+        yield where, {column: row.get(column) for column in columns}
+
+
+def _jsonl_rows(path: Path) -> Located:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(_lines(path, file), start=1):
+            if line.strip():
+                where = f"{path}:{number}"
+                yield where, _record(where, _parse(where, line))
+
+
+def _lines(path: Path, file: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (OSError, EOFError, zlib.error) as error:  # what a damaged gzip file raises
+        raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+def _json_rows(path: Path) -> Located:
+    """A list of records, or an object with one list in it, as in {"data": [...]}."""
+    value = _parse(str(path), path.read_bytes())
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if isinstance(item, list)]
+        value = lists[0] if len(lists) == 1 else value
+    if not isinstance(value, list):
+        raise UserError(f"{path}: holds no list of records; write [{{…}}, …], or one record a line as .jsonl")
+    for index, record in enumerate(value):
+        where = f"{path}: record {index + 1}"
+        yield where, _record(where, record)
+
+
+def _csv_rows(path: Path) -> Located:
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(f"{path}:{reader.line_num}: not as many cells as the header has columns")
+                yield f"{path}:{reader.line_num}", row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path}:{reader.line_num + 1}: not a CSV row in UTF-8 ({error})") from error
+
+
+def _parquet_rows(path: Path, columns: set[str]) -> Located:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise UserError(f"{path}: reading Parquet needs pyarrow; {HUB_EXTRA}") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_columns(str(path), columns, file.schema_arrow.names)
+            number = 0
+            for batch in file.iter_batches(columns=sorted(columns)):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", row
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+
+
+def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> Located:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"data.source: {name}: data sets of the hub need the package datasets; {HUB_EXTRA}") from error
+    try:
+        builder = datasets.load_dataset_builder(name, config)
+        if builder.info.features is not None:  # known from the card, before anything is fetched
+            _check_columns(name, columns, list(builder.info.features))
+        if hasattr(builder.config, "columns"):  # Parquet: the others are not even read from the file
+            table = datasets.load_dataset(name, config, split=split, columns=sorted(columns))
+        else:
+            table = datasets.load_dataset(name, config, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        where = f"{name} ({config}, {split})" if config else f"{name} ({split})"
+        raise UserError(f"data.source: {where}: cannot be loaded: {_reason(error)}") from error
+    _check_columns(name, columns, table.column_names)
+    selected: Iterable[Row] = table.select_columns(sorted(columns))
+    for number, row in enumerate(selected, start=1):
+        yield f"{name} ({split}): row {number}", row
+
+
+def _check_columns(where: str, wanted: set[str], present: list[str]) -> None:
+    missing = sorted(wanted - set(present))
+    if missing:
+        raise UserError(f"{where}: no column '{missing[0]}'; the columns are {', '.join(present)}")
+
+
+def _parse(where: str, data: bytes) -> Any:
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON in UTF-8 ({error})") from error
+
+
+def _record(where: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: holds a {type(value).__name__}, not an object with fields")
+    return value
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _reason(error: BaseException) -> str:
+    """The library wraps what went wrong in an error that says only that something did."""
+    cause = error.__cause__
+    return _first_line(error) if cause is None else f"{_first_line(error)} ({_first_line(cause)})"

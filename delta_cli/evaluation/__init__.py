@@ -1,0 +1,1 @@
+"""Measuring a policy: benchmark suites, sampled accuracy with its uncertainty, and comparisons of two policies."""

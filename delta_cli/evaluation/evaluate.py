@@ -1,0 +1,204 @@
+"""Draw responses to benchmarks, grade them, and sum up; what is on disk already is not drawn again."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from backends.interface import Backend, Ids, Sampling
+from delta_cli import __version__
+from delta_cli.data.problem import Problem
+from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import UserError
+from delta_cli.evaluation import results
+from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, Outcome, Response
+from delta_cli.evaluation.statistics import suite_scores
+from delta_cli.evaluation.store import ResponseFile, writing
+from delta_cli.rewards.boxed import last_box
+
+if TYPE_CHECKING:
+    from delta_cli.rewards.grader import Grader, Verdict
+
+SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
+PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
+
+Progress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A name and its problems, whose ids differ."""
+
+    name: str
+    problems: Sequence[Problem]
+
+
+def evaluate(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    benchmarks: Sequence[Benchmark],
+    settings: EvaluationSettings,
+    *,
+    model: str,
+    suite: str,
+    folder: Path,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Evaluate the model ``model`` (its folder or name, as loaded on the backend) and write ``evaluation.json``.
+
+    Each benchmark's responses go to ``responses/<digest>/<benchmark>.jsonl`` in ``folder``, where the
+    digest is that of model, backend and settings. Called again after an interruption, it draws only
+    what is missing, with the result of a call that was not interrupted. Raises UserError for a benchmark
+    without problems or with two of one id, and where the folder cannot be written.
+    """
+    responses = Path("responses") / _digest(model_identity(model), backend.name, settings.model_dump_json())[:12]
+    found = tuple(
+        run_benchmark(
+            backend,
+            tokenizer,
+            grader,
+            benchmark,
+            settings,
+            ResponseFile(folder / responses / f"{quote(benchmark.name, safe=' +')}.jsonl"),
+            progress,
+        )
+        for benchmark in benchmarks
+    )
+    evaluation = Evaluation(
+        model=model,
+        backend=backend.name,
+        suite=suite,
+        settings=settings,
+        responses=responses.as_posix(),
+        benchmarks=found,
+        average=results.average(found, settings.samples),
+        suite_scores=tuple(suite_scores([each.correct() for each in found]).tolist()),
+        versions=versions(),
+    )
+    with writing(folder):
+        evaluation.write(folder)
+    return evaluation
+
+
+def run_benchmark(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    benchmark: Benchmark,
+    settings: EvaluationSettings,
+    kept: ResponseFile | None = None,
+    progress: Progress | None = None,
+) -> BenchmarkResult:
+    """Draw and grade ``settings.samples`` responses to each problem; nothing is written without ``kept``.
+
+    Problems are drawn in slices. A slice's randomness is a function of the seed, the benchmark's name
+    and the place of the slice, so a slice that is found in ``kept`` changes nothing in the others.
+    """
+    _check(benchmark)
+    samples, total = settings.samples, len(benchmark.problems)
+    size = max(1, SLICE_RESPONSES // samples)  # problems
+    outcomes: list[Sequence[Outcome]] = []
+    for start in range(0, total, size):
+        problems = benchmark.problems[start : start + size]
+
+        def report(done: int, before: int = start * samples) -> None:
+            if progress:
+                progress(benchmark.name, before + done, total * samples)
+
+        groups: Sequence[Sequence[Outcome]] | None = kept.find(problems, samples) if kept else None
+        if groups is None:
+            seed = int(_digest(str(settings.seed), benchmark.name, str(start))[:8], 16)
+            groups = drawn = _draw(backend, tokenizer, grader, problems, settings, seed, report)
+            if kept:
+                kept.add(problems, drawn)
+        outcomes += groups
+        report(len(problems) * samples)
+    return results.summarize(benchmark.name, outcomes, settings)
+
+
+def _draw(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    grader: Grader,
+    problems: Sequence[Problem],
+    settings: EvaluationSettings,
+    seed: int,
+    report: Callable[[int], None],
+) -> list[list[Response]]:
+    """Graded responses [P][k]; ``report`` hears how many are drawn."""
+    samples = settings.samples
+    pending: dict[int, tuple[Response, Future[Verdict]]] = {}
+
+    def grade(row: int, tokens: Ids) -> None:
+        problem, sample = problems[row // samples], row % samples
+        text = tokenizer.decode(tokens)
+        truncated = len(tokens) == 0 or int(tokens[-1]) not in tokenizer.eos_ids
+        response = Response(
+            problem=problem.id,
+            sample=sample,
+            text=text,
+            tokens=len(tokens),
+            truncated=truncated,
+            answer=last_box(text) if settings.verifier == "math" else None,
+        )
+        pending[row] = response, grader.submit(text, problem, len(tokens), truncated)
+        report(len(pending))
+
+    sampling = Sampling(
+        max_tokens=settings.max_tokens,
+        stop_ids=tokenizer.eos_ids,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        samples=samples,
+        seed=seed,
+    )
+    prompts = [encode_prompt(problem, settings.template, tokenizer) for problem in problems]
+    backend.rollout(prompts, sampling, grade)
+    graded = [_graded(*pending[row]) for row in range(len(problems) * samples)]
+    return [graded[first : first + samples] for first in range(0, len(graded), samples)]
+
+
+def _graded(response: Response, future: Future[Verdict]) -> Response:
+    verdict = future.result()
+    return response.model_copy(update={"correct": verdict.correct, "failure": verdict.failure})
+
+
+def _check(benchmark: Benchmark) -> None:
+    counts = Counter(problem.id for problem in benchmark.problems)
+    if not counts:
+        raise UserError(f"benchmark '{benchmark.name}' has no problems; check its source, split and filter")
+    repeated, count = counts.most_common(1)[0]
+    if count > 1:
+        raise UserError(f"benchmark '{benchmark.name}' has {count} problems with the id '{repeated}'; make ids differ")
+
+
+def model_identity(model: str) -> str:
+    """What tells one model from another: names, sizes and times of a folder's weight files; otherwise the name."""
+    files = sorted(Path(model).expanduser().glob("*.safetensors"))
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return str(stats) if stats else model
+
+
+def versions() -> dict[str, str]:
+    """Versions of delta, Python, and the packages that decide on results, where installed."""
+    found = {"delta": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,183 @@
+"""The records of an evaluation: outcomes of single responses, and what they sum up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from delta_cli.errors import UserError
+from delta_cli.evaluation import statistics
+from delta_cli.evaluation.statistics import Estimate
+
+FILE = "evaluation.json"
+
+
+class Record(BaseModel):
+    """Frozen, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EvaluationSettings(Record):
+    """How responses are drawn and judged. The defaults are the paper's for mathematics."""
+
+    verifier: Literal["math", "code"] = Field(default="math", description="what decides that a response is right")
+    samples: int = Field(default=16, ge=1, description="responses drawn for each problem")
+    temperature: float = Field(default=1.0, ge=0, description="of the softmax; 0 takes the likeliest token")
+    top_p: float = Field(default=0.7, gt=0, le=1, description="share of probability kept, the likeliest tokens first")
+    max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
+    template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
+    seed: int = Field(default=0, ge=0, description="of the sampling")
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> Self:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError("temperature 0 gives the same response every time; set samples = 1")
+        return self
+
+
+class Outcome(BaseModel):
+    """What became of one response."""
+
+    model_config = ConfigDict(frozen=True)
+
+    problem: str  # the problem's id
+    sample: int  # 0 … k−1
+    tokens: int  # length, the end-of-sequence token included
+    truncated: bool
+    answer: str | None  # extracted from the text, where the verifier does so
+    correct: bool = False  # until graded
+    failure: str | None = None  # why grading failed, where it did
+
+
+class Response(Outcome):
+    """An outcome with the text that led to it."""
+
+    text: str
+
+
+class Summary(Record):
+    """Statistics of some problems, each answered k times."""
+
+    questions: int
+    avg: Estimate  # avg@k
+    passed: dict[int, Estimate]  # pass@n for n = 1, 2, 4, … and k
+    maj: Estimate | None  # maj@k; none where answers are not extracted, as for code
+    truncated: float  # share of responses that met the length limit
+    mean_length: float  # tokens of a response
+    failures: dict[str, int]  # responses whose grading failed (they count as wrong), by reason
+
+
+class BenchmarkResult(Summary):
+    """Statistics of one benchmark with the outcome of every sample."""
+
+    name: str
+    outcomes: dict[str, Annotated[str, Field(pattern="^[01]+$")]]  # by problem id: 1 for each right sample, else 0
+
+    def correct(self, problems: Iterable[str] | None = None) -> NDArray[np.bool_]:
+        """Outcomes [P, k] of ``problems``; of all without them."""
+        ids = self.outcomes if problems is None else problems
+        return np.array([[mark == "1" for mark in self.outcomes[problem]] for problem in ids])
+
+
+class Evaluation(Record):
+    """One model on one suite: what ``evaluation.json`` holds."""
+
+    format: Literal[1] = 1
+    model: str
+    backend: str
+    suite: str
+    settings: EvaluationSettings
+    responses: str  # where in the evaluation's folder the responses are
+    benchmarks: tuple[BenchmarkResult, ...]
+    average: Summary  # over benchmarks, weighted by their questions
+    suite_scores: tuple[float, ...]  # [k] accuracy of the whole suite at each sample index
+    versions: dict[str, str]
+
+    @model_validator(mode="after")
+    def _all_samples(self) -> Self:
+        for benchmark in self.benchmarks:
+            for problem, marks in benchmark.outcomes.items():
+                if len(marks) != self.settings.samples:
+                    raise ValueError(f"{len(marks)} of {self.settings.samples} outcomes of problem '{problem}'")
+        return self
+
+    def write(self, folder: Path) -> None:
+        """Write ``evaluation.json``; it appears whole or not at all."""
+        beside = folder / f"{FILE}.new"
+        beside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        beside.replace(folder / FILE)
+
+    @classmethod
+    def read(cls, path: Path) -> Evaluation:
+        """From an evaluation's folder or file. Raises UserError where there is none or it is damaged."""
+        file = path / FILE if path.is_dir() else path
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror}); run `delta eval` first") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise UserError(f"{file}: not an evaluation ({where}: {first['msg']}); run `delta eval` again") from error
+
+
+def summarize(name: str, outcomes: Sequence[Sequence[Outcome]], settings: EvaluationSettings) -> BenchmarkResult:
+    """Statistics of one benchmark from the outcomes [P][k] of its problems."""
+    correct = np.array([[outcome.correct for outcome in group] for group in outcomes])  # [P, k]
+    samples = correct.shape[1]
+    passed = {
+        k: statistics.estimate(
+            np.array([statistics.pass_at_k(samples, int(right), k) for right in correct.sum(axis=1)]), samples
+        )
+        for k in powers_of_two(samples)
+    }
+    votes = [  # [P]
+        statistics.majority([outcome.answer for outcome in group], [outcome.correct for outcome in group])
+        for group in outcomes
+    ]
+    everything = [outcome for group in outcomes for outcome in group]
+    return BenchmarkResult(
+        name=name,
+        questions=len(outcomes),
+        avg=statistics.estimate(correct.mean(axis=1), samples),
+        passed=passed,
+        maj=statistics.estimate(np.array(votes), samples) if settings.verifier == "math" else None,
+        truncated=float(np.mean([outcome.truncated for outcome in everything])),
+        mean_length=float(np.mean([outcome.tokens for outcome in everything])),
+        failures=dict(Counter(outcome.failure for outcome in everything if outcome.failure is not None)),
+        outcomes={
+            group[0].problem: "".join("1" if right else "0" for right in row)
+            for group, row in zip(outcomes, correct, strict=True)
+        },
+    )
+
+
+def average(benchmarks: Sequence[BenchmarkResult], samples: int) -> Summary:
+    """The benchmarks' statistics averaged, weighted by questions."""
+    questions = [each.questions for each in benchmarks]
+
+    def mean(estimates: Sequence[Estimate]) -> Estimate:
+        return statistics.weighted_average(estimates, questions, samples)
+
+    majorities = [each.maj for each in benchmarks if each.maj is not None]  # all or none: one verifier
+    return Summary(
+        questions=sum(questions),
+        avg=mean([each.avg for each in benchmarks]),
+        passed={k: mean([each.passed[k] for each in benchmarks]) for k in powers_of_two(samples)},
+        maj=mean(majorities) if majorities else None,
+        truncated=float(np.average([each.truncated for each in benchmarks], weights=questions)),
+        mean_length=float(np.average([each.mean_length for each in benchmarks], weights=questions)),
+        failures=dict(sum((Counter(each.failures) for each in benchmarks), Counter())),
+    )
+
+
+def powers_of_two(samples: int) -> list[int]:
+    """1, 2, 4, … below ``samples``, and ``samples``."""
+    return [2**i for i in range((samples - 1).bit_length())] + [samples]

@@ -1,0 +1,90 @@
+"""Every response of a benchmark on disk, one JSON object a line, so that an interrupted evaluation goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.evaluation.results import Outcome, Response
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); put that right, or choose another folder, "
+            "and run the same command again: responses on disk are not drawn again"
+        ) from error
+
+
+class Line(Response):
+    """A response with the digest of the problem it answers."""
+
+    key: str
+
+
+class ResponseFile:
+    """The responses of one benchmark under one model and one choice of settings; of two to one sample the last holds.
+
+    Raises UserError where the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there, and cut off a last line that was not finished."""
+        self.path = path
+        self._outcomes: dict[str, dict[int, Outcome]] = {}  # by problem key, then sample
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab+") as file:
+                file.seek(0)
+                end = 0
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._remember(line)
+                    end += len(line)
+                file.truncate(end)
+
+    def find(self, problems: Sequence[Problem], samples: int) -> list[list[Outcome]] | None:
+        """The outcomes [P][k] of the problems; None unless all samples of all of them are there."""
+        groups = [self._outcomes.get(_key(problem), {}) for problem in problems]
+        if any(sample not in group for group in groups for sample in range(samples)):
+            return None
+        return [[group[sample] for sample in range(samples)] for group in groups]
+
+    def add(self, problems: Sequence[Problem], groups: Sequence[Sequence[Response]]) -> None:
+        """Append the responses [P][k] to the problems, and wait until they are on disk."""
+        lines = [
+            Line(key=_key(problem), **response.model_dump()).model_dump_json() + "\n"
+            for problem, group in zip(problems, groups, strict=True)
+            for response in group
+        ]
+        with writing(self.path), self.path.open("ab") as file:
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _remember(self, line: bytes) -> None:
+        try:
+            read = Line.model_validate_json(line)
+        except ValidationError:
+            return  # damaged: its problem is drawn again
+        outcome = Outcome(**read.model_dump(include=set(Outcome.model_fields)))
+        self._outcomes.setdefault(read.key, {})[read.sample] = outcome
+
+
+def _key(problem: Problem) -> str:
+    """A digest of the problem, so that one whose text or gold answer was corrected is answered anew."""
+    content = json.dumps([problem.id, problem.question, problem.answer], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -1,0 +1,154 @@
+"""Suites: which benchmarks, and how responses to them are drawn. A suite is a TOML file; some are shipped."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from delta_cli.data import prompts, tasks
+from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.errors import UserError
+from delta_cli.evaluation.evaluate import Benchmark
+from delta_cli.evaluation.results import EvaluationSettings, Record
+
+ARITHMETIC_PROBLEMS = 256  # where no limit is set
+
+
+class BenchmarkSpec(Record):
+    """One benchmark: where its problems are. Absent fields are the data set's own, or question and answer."""
+
+    name: str = Field(min_length=1, description="column of the table")
+    source: str = Field(min_length=1, description='name on the hub, a data file or folder, or "arithmetic"')
+    layout: str | None = Field(default=None, description="known data set of which the source is a copy")
+    config: str | None = Field(default=None, description="configuration of a hub data set")
+    split: str | None = Field(default=None, description="split of a hub data set")
+    question: str | None = Field(default=None, description="field of the question")
+    answer: str | None = Field(default=None, description="field of the gold answer")
+    answer_pattern: str | None = Field(default=None, description="regular expression, its group the answer")
+    filter: str | None = Field(default=None, description="condition on the fields of a row")
+    limit: int | None = Field(default=None, ge=1, description="so many problems, a random but fixed choice")
+    operation: Literal["add", "multiply"] = Field(default="add", description="arithmetic: the operation")
+    digits: int = Field(default=2, ge=1, le=9, description="arithmetic: digits of each operand")
+    filler: int = Field(default=0, ge=0, le=64, description="arithmetic: filler characters before each step")
+
+
+class Suite(Record):
+    """Benchmarks that are evaluated together."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    settings: EvaluationSettings = EvaluationSettings()
+    benchmarks: tuple[BenchmarkSpec, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [benchmark.name for benchmark in self.benchmarks]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"two benchmarks are called '{repeated[0]}'; give each a name of its own")
+        return self
+
+    def with_settings(self, **changes: Any) -> Suite:
+        """The suite with other settings; raises UserError where one is out of range. None changes nothing."""
+        given = {key: value for key, value in changes.items() if value is not None}
+        table = {**self.model_dump(), "settings": {**self.settings.model_dump(), **given}}
+        return _parse(table, f"suite '{self.name}'")
+
+
+def names() -> list[str]:
+    """The shipped suites."""
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
+
+
+def load_suite(name: str) -> Suite:
+    """A shipped suite by name, or one from the path of a TOML file, whose own paths are relative to it.
+
+    Raises UserError, one line, for a name that does not exist and for every key or value not allowed.
+    """
+    if name in names():
+        return _parse(_toml((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name), name)
+    path = Path(name).expanduser()
+    if path.suffix != ".toml":
+        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f"suite '{name}' does not exist{hint} (shipped: {', '.join(names())}; or the path of a .toml)")
+    try:
+        table = _toml(path.read_text(encoding="utf-8"), name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a text file ({error}); give the path of a suite") from error
+    suite = _parse(table, name)
+    return suite.model_copy(update={"benchmarks": tuple(_beside(spec, path.parent) for spec in suite.benchmarks)})
+
+
+def file_suite(path: str, settings: EvaluationSettings) -> Suite:
+    """The suite of one data file with the fields question and answer."""
+    name = Path(path).name.partition(".")[0]
+    return Suite(name=name, settings=settings, benchmarks=(BenchmarkSpec(name=name, source=path),))
+
+
+def load_benchmarks(specs: Sequence[BenchmarkSpec], limit: int | None = None) -> list[Benchmark]:
+    """The problems of the benchmarks, at most ``limit`` of each; raises UserError where they cannot be read."""
+    return [_load(spec, limit) for spec in specs]
+
+
+def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
+    count = min((each for each in (spec.limit, limit) if each is not None), default=None)
+    if spec.source == tasks.SOURCE:
+        task = tasks.TaskSpec(spec.operation, spec.digits, spec.filler)
+        return Benchmark(spec.name, tasks.problems(task, count or ARITHMETIC_PROBLEMS, seed=0, split="held_out"))
+    data = DataSpec(limit=count, **spec.model_dump(exclude={"name", "limit", "operation", "digits", "filler"}))
+    try:
+        return Benchmark(spec.name, load_problems(data).problems)
+    except UserError as error:
+        raise UserError(f"benchmark '{spec.name}': {error}") from error
+
+
+def _beside(spec: BenchmarkSpec, folder: Path) -> BenchmarkSpec:
+    """The benchmark with its source's path, where there is such a file or folder beside the suite."""
+    path = folder / spec.source
+    return spec.model_copy(update={"source": str(path)}) if path.exists() else spec
+
+
+def _folder() -> Traversable:
+    return resources.files("delta_cli.evaluation") / "suites"
+
+
+def _toml(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: not valid TOML: {error}") from error
+
+
+def _parse(table: Mapping[str, Any], where: str) -> Suite:
+    try:
+        suite = Suite.model_validate(table)
+        prompts.check(suite.settings.template)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_explain(error)}") from error
+    except UserError as error:
+        raise UserError(f"{where}: settings.template: {error}") from error
+    return suite
+
+
+def _explain(error: ValidationError) -> str:
+    """The first mistake: key, value, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        sections: dict[int | str, type[Record]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
+        model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
+        allowed = list(model.model_fields)
+        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.5)
+        return f"unknown key {key}; " + (f"did you mean {close[0]}?" if close else f"allowed: {', '.join(allowed)}")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("missing", "value_error"):
+        return f"{key}: {message}" if key else message
+    return f"{key} = {first['input']!r} is not allowed: {message}"

@@ -1,0 +1,99 @@
+"""What is generated from the recipe models: TOML of a recipe, the key reference, the JSON schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from delta_cli.recipe.loading import walk
+from delta_cli.recipe.models import Recipe
+
+
+@dataclass(frozen=True)
+class KeyReference:
+    """One key for people: dotted name, type, default, allowed range, unit and meaning, all as text."""
+
+    name: str
+    type: str
+    default: str
+    allowed: str
+    unit: str
+    description: str
+
+
+def key_reference() -> list[KeyReference]:
+    """Every key of a recipe, sections in order."""
+    return [_describe(name, field) for name, field in walk(Recipe)]
+
+
+def json_schema() -> str:
+    """The JSON schema of a recipe file, for completion in editors."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "delta recipe"
+    schema["properties"]["extends"] = {"type": "string", "description": "another recipe, whose keys this one changes"}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The recipe with every key resolved, as TOML that loads to the same recipe."""
+    lines: list[str] = []
+    _write_section(recipe, "", lines)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _write_section(section: BaseModel, name: str, lines: list[str]) -> None:
+    values = dict(section)
+    plain = {key: value for key, value in values.items() if not isinstance(value, BaseModel)}
+    if name:
+        lines += ["", f"[{name}]"]
+    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items() if value is not None]
+    for key, value in values.items():
+        if isinstance(value, BaseModel):
+            _write_section(value, f"{name}.{key}" if name else key, lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    # TOML's basic strings escape as JSON's do, but for the delete character.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _describe(name: str, field: Any) -> KeyReference:
+    bounds = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = [
+        f"{sign} {getattr(item, bound)}"
+        for item in field.metadata
+        for bound, sign in bounds.items()
+        if getattr(item, bound, None) is not None
+    ]
+    types, choices = _type_names(field.annotation)
+    default = field.default
+    absent = default is None or default is PydanticUndefined
+    return KeyReference(
+        name=name,
+        type=types,
+        default="" if absent else _toml_value(default),
+        allowed=", ".join(choices) if choices else " and ".join(limits),
+        unit=(field.json_schema_extra or {}).get("unit", ""),
+        description=field.description,
+    )
+
+
+def _type_names(annotation: Any) -> tuple[str, list[str]]:
+    """A type for people ("number or text") and the words a choice allows."""
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [_type_names(part) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(name for name, _ in parts)), [c for _, choices in parts for c in choices]
+    if get_origin(annotation) is Literal:
+        return "choice", [str(choice) for choice in get_args(annotation)]
+    if get_origin(annotation) is tuple:
+        return "list of text", []
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    return names.get(annotation, str(annotation)), []

@@ -1,0 +1,268 @@
+"""Every key of a recipe: its type, range, unit and meaning, in one place.
+
+The help, the key reference and the JSON schema are generated from these models; nothing about a
+key is written anywhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from delta_cli.credit.advantages import AdvantageKind
+from delta_cli.credit.coefficients import CoefficientSettings, ContrastKind, NormaliseKind, ScoreKind, WeightingKind
+from delta_cli.credit.methods import (
+    PRESETS,
+    AggregationKind,
+    CreditKind,
+    GateKind,
+    Method,
+    method,
+)
+
+Preset = Literal["reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta"]
+assert set(get_args(Preset)) == set(PRESETS)
+
+
+def key(default: Any, description: str, unit: str = "", **limits: Any) -> Any:
+    """A field with its meaning, unit and range."""
+    return Field(default, description=description, json_schema_extra={"unit": unit} if unit else None, **limits)
+
+
+class Section(BaseModel):
+    """A table of a recipe: frozen, and closed to keys that it does not name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Lora(Section):
+    """Train low-rank adapters instead of the whole model."""
+
+    rank: int = key(16, "rank of the adapters", ge=1, le=1024)
+    scale: float = key(2.0, "factor on the adapters' product (alpha / rank)", gt=0, le=1024)
+    targets: tuple[str, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "names of the projections that get adapters",
+        min_length=1,
+        strict=False,
+    )
+    layers: int | None = key(None, "how many layers get adapters, counted from the last; absent: all", ge=1)
+
+
+class Model(Section):
+    """The policy that is trained."""
+
+    path: str = key("tiny-base", 'model folder, name on the Hugging Face hub, or "tiny-base" (shipped)', min_length=1)
+    dtype: Literal["float32", "bfloat16"] = key("float32", "type of the compute; master weights are float32")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    lora: Lora | None = key(None, "train low-rank adapters; absent: the whole model")
+
+
+class Data(Section):
+    """The problems that are trained on."""
+
+    source: str = key(
+        "arithmetic",
+        'name on the hub, a .jsonl, .json, .csv or .parquet file, or "arithmetic" (generated)',
+        min_length=1,
+    )
+    config: str | None = key(None, "configuration of a hub data set")
+    split: str | None = key(None, "split of a hub data set; absent: the data set's own, or train")
+    question: str | None = key(None, "field of the question; absent: the data set's own, or question")
+    answer: str | None = key(None, "field of the gold answer; absent: the data set's own, or answer")
+    layout: str | None = key(None, "data set whose fields and prompt a copy under another name has")
+    answer_pattern: str | None = key(None, "regular expression whose first group is the gold answer in its field")
+    filter: str | None = key(None, 'condition on the fields of a row, e.g. "difficulty >= 5"')
+    limit: int | None = key(
+        None, "use at most so many problems; arithmetic: how many are generated, 5000 when absent", "problems", ge=1
+    )
+    held_out: float = key(0.05, "share kept for evaluation and never trained on", ge=0, lt=1)
+    template: str | None = key(
+        None, "prompt: paper, chat, chat_boxed, plain, or text with {question}; absent: chat for arithmetic, else paper"
+    )
+    operation: Literal["add", "multiply"] = key("add", "arithmetic: the operation")
+    digits: int = key(2, "arithmetic: digits of each operand", ge=1, le=9)
+    filler: int = key(0, "arithmetic: filler characters before each step, the same in right and wrong", ge=0, le=64)
+
+
+class Rollout(Section):
+    """How responses are drawn."""
+
+    prompts: int = key(32, "prompts a step", "prompts", ge=1, le=65536)
+    responses: int = key(16, "responses for each prompt", "responses", ge=1, le=4096)
+    max_tokens: int = key(48, "longest response", "tokens", ge=1, le=10**6)
+    max_prompt_tokens: int = key(2048, "longest prompt; problems with a longer one are left out", "tokens", ge=1)
+    temperature: float = key(1.0, "sampling temperature; log-probabilities are taken at the same", gt=0, le=10)
+    batch: int = key(512, "responses generated at a time", "responses", ge=1)
+    dynamic: bool = key(False, "draw again until every kept group has rewards that differ")
+    dynamic_limit: int = key(4, "dynamic: give up after so many draws a step", "draws", ge=1, le=100)
+
+
+class Reward(Section):
+    """What a response is worth."""
+
+    kind: Literal["math", "code", "custom"] = key("math", "verifier")
+    code: Literal["all", "share"] = key("all", "code: 1 when every test passes, or the share that does")
+    allow_unsandboxed: bool = key(False, "code: run responses without a sandbox; only on a machine you can lose")
+    run_seconds: float = key(6.0, "code: wall-clock time of a response's whole test run", "seconds", gt=0)
+    custom_file: str | None = key(None, "custom: a Python file with reward(response, problem) -> float")
+    custom_function: str = key("reward", "custom: the function's name")
+    format: float = key(0.0, "added where a response has exactly one closed \\boxed{}", ge=-10, le=10)
+    length: float = key(0.0, "subtracted for every thousand tokens of a response", ge=0, le=10)
+    overlong_buffer: int | None = key(None, "overlong shaping starts so many tokens before max_tokens", "tokens", ge=1)
+    overlong_factor: float = key(1.0, "weight of overlong shaping", ge=0, le=10)
+    flip: float = key(0.0, "share of rewards flipped at random between right and wrong, to study noise", ge=0, le=0.5)
+    workers: int = key(2, "processes that verify", "processes", ge=1, le=256)
+    timeout: float = key(10.0, "longest verification; then the worker is killed and the reward is 0", "seconds", gt=0)
+
+
+class MethodSection(Section):
+    """The algorithm: a preset, and what is changed in it. Absent keys are the preset's."""
+
+    preset: Preset = key("delta", "row of the table of methods")
+    advantage: AdvantageKind | None = key(None, "how rewards become advantages")
+    credit: CreditKind | None = key(None, "where token weights come from")
+    gate: GateKind | None = key(None, "what bounds the ratio")
+    aggregation: AggregationKind | None = key(None, "how token terms become one loss")
+    eps_low: float | None = key(None, "clip: ratio at least 1 − eps_low", ge=0, lt=1)
+    eps_high: float | None = key(None, "clip: ratio at most 1 + eps_high", ge=0)
+    dual_clip: float | None = key(None, "where A < 0, bound of the ratio", gt=1)
+    tau_positive: float | None = key(None, "soft: temperature where A > 0", gt=0)
+    tau_negative: float | None = key(None, "soft: temperature elsewhere", gt=0)
+    bound: float | None = key(None, "stop_gradient: the ratio's bound", gt=0)
+    entropy_share: float | None = key(None, "entropy: share of tokens kept", gt=0, le=1)
+    future_half_life: float | None = key(None, "future_kl: half-life", "tokens", gt=0)
+    future_low: float | None = key(None, "future_kl: least weight where the ratio is too large", ge=0, le=1)
+    future_high: float | None = key(None, "future_kl: largest weight", ge=1)
+    future_ratio: float | None = key(None, "future_kl: the ratio from which future_low holds, where A < 0", gt=1)
+
+    def resolve(self) -> Method:
+        """The preset's row with the changes."""
+        changes = {name: value for name, value in self if name != "preset" and value is not None}
+        return method(self.preset, **changes)
+
+
+class Delta(Section):
+    """DelTA's coefficients; read when the method's credit is delta."""
+
+    proxy: Literal["output_row", "hidden_topk", "hidden_exact"] = key("output_row", "token-gradient proxy")
+    topk: int = key(20, "hidden_topk: how many tokens", "tokens", ge=1, le=4096)
+    scope: Literal["batch", "group"] = key("batch", "centroids over the batch, or inside each prompt's group")
+    refinements: int = key(1, "passes that refine the centroids", ge=0, le=100)
+    lambda_min: float = key(0.8, "least coefficient", ge=0)
+    lambda_max: float = key(1.2, "largest coefficient", gt=0)
+    temperature: float | Literal["lagged"] = key("lagged", "lagged: from the margins; or a fixed number")
+    score: ScoreKind = key("sigmoid", "score of a margin; hard and random are ablations")
+    contrast: ContrastKind = key("between", "margins between the sides; within a side is an ablation")
+    weighting: WeightingKind = key("range", "from score to coefficient; the others are ablations")
+    share: float = key(0.5, "top, bottom, random: share of tokens that train", gt=0, le=1)
+    normalise: NormaliseKind = key("sum", "coefficients with mean 1; count leaves them as they are")
+
+    def resolve(self) -> CoefficientSettings:
+        """The core's settings."""
+        return CoefficientSettings(**self.model_dump(exclude={"proxy", "topk", "scope"}))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.resolve()
+        return self
+
+
+class Update(Section):
+    """How the weights move."""
+
+    learning_rate: float = key(1e-6, "AdamW learning rate", ge=0, le=1)
+    schedule: Literal["constant", "linear", "cosine"] = key("constant", "learning rate after the warm-up")
+    warmup: int = key(0, "steps over which the learning rate rises from 0", "steps", ge=0)
+    mini_batches: int = key(4, "updates a batch of rollouts, each on as many whole prompts", ge=1, le=1024)
+    epochs: int = key(1, "times each batch of rollouts is gone through", ge=1, le=64)
+    beta1: float = key(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW: decay of the second moment", ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW: added to the denominator", gt=0, le=1)
+    weight_decay: float = key(0.1, "AdamW: decoupled weight decay", ge=0, le=10)
+    max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
+    kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
+    importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
+    drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
+    micro_batch_tokens: int = key(16384, "padded tokens of one forward and backward", "tokens", ge=1)
+    head_chunk_tokens: int = key(1024, "tokens whose logits exist at a time", "tokens", ge=1)
+    feature_bytes: int = key(2**33, "token features kept on the device, the rest beside it", "bytes", ge=0)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, of a run of ``steps``."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(steps - self.warmup, 1)
+        factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 + 0.5 * math.cos(math.pi * progress)}
+        return self.learning_rate * factor[self.schedule]
+
+
+class Evaluation(Section):
+    """Evaluation on held-out problems while training."""
+
+    every: int = key(10, "steps between evaluations; 0: only after the last", "steps", ge=0)
+    at_start: bool = key(True, "evaluate before the first step")
+    problems: int = key(128, "held-out problems, at most", "problems", ge=1)
+    samples: int = key(1, "responses for each problem", "responses", ge=1, le=4096)
+    temperature: float = key(1.0, "sampling temperature; 0: the likeliest token", ge=0, le=10)
+    top_p: float = key(1.0, "nucleus sampling", gt=0, le=1)
+    max_tokens: int | None = key(None, "longest response; absent: as in training", "tokens", ge=1)
+
+
+class Checkpoint(Section):
+    """What is kept to go on from."""
+
+    every: int = key(10, "steps between checkpoints; the last step always saves one", "steps", ge=1)
+    keep: int = key(2, "newest checkpoints kept", ge=1)
+    keep_best: str | None = key(None, 'metric whose best checkpoint is kept too, e.g. "eval_accuracy"')
+    rollouts_every: int = key(1, "steps between recorded rollout batches; 0: none", "steps", ge=0)
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    steps: int = key(100, "updates of the rollout policy", "steps", ge=1)
+    seed: int = key(0, "all randomness is a function of seed, step and purpose", ge=0, lt=2**31)
+
+
+class Recipe(Section):
+    """A training run, completely described."""
+
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    method: MethodSection = MethodSection()
+    delta: Delta = Delta()
+    update: Update = Update()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Choices that do not go together, each refused with the reason."""
+        method = self.method.resolve()
+        if self.rollout.prompts % self.update.mini_batches:
+            raise ValueError(
+                f"rollout.prompts = {self.rollout.prompts} cannot be split into update.mini_batches = "
+                f"{self.update.mini_batches} equal parts; choose a divisor"
+            )
+        if method.credit == "future_kl" and self.update.mini_batches * self.update.epochs == 1:
+            raise ValueError(
+                "method.credit = future_kl weighs tokens by how far the policy has moved since the rollout, which is "
+                "nowhere in a single update a batch; set update.mini_batches or update.epochs above 1"
+            )
+        if self.rollout.responses == 1 and method.advantage != "group_normalised":
+            raise ValueError(
+                f"method.advantage = {method.advantage} compares responses of one prompt; set rollout.responses above 1"
+            )
+        if self.rollout.dynamic and self.rollout.responses == 1:
+            raise ValueError("rollout.dynamic keeps groups whose rewards differ; set rollout.responses above 1")
+        if self.reward.kind == "custom" and self.reward.custom_file is None:
+            raise ValueError('reward.kind = "custom" needs reward.custom_file')
+        if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
+            raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
+        return self

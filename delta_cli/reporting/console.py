@@ -1,0 +1,111 @@
+"""What a person sees while a run goes on: a dashboard in a terminal, quiet lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from io import TextIOWrapper
+from typing import Any, Literal, TextIO
+
+from rich.console import Console
+
+from delta_cli.reporting.live import LiveObserver
+from delta_cli.reporting.pace import Pace
+from delta_cli.reporting.text import duration, evaluation_line, number, percent, visible
+from delta_cli.training.observer import Example, Notice, Observer, Record
+
+Mode = Literal["auto", "live", "plain", "quiet", "json"]
+
+
+def console_observer(mode: Mode, console: Console | None = None) -> Observer:
+    """The observer that prints a run in the way asked for.
+
+    ``auto`` is ``live`` where stdout is a terminal that can move its cursor, else ``plain``.
+    ``quiet`` prints notices alone, on stderr. ``json`` prints each record as one line of JSON.
+    ``console`` replaces stdout.
+    """
+    if mode == "quiet":
+        return QuietObserver()
+    if mode == "json":
+        return JsonObserver()
+    # A character that the terminal's encoding lacks must not end a run.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    console = console or Console()
+    if mode == "auto":
+        mode = "live" if console.file.isatty() and not console.is_dumb_terminal else "plain"
+    return LiveObserver(console) if mode == "live" else PlainObserver(console.file)
+
+
+class QuietObserver(Observer):
+    """Prints notices on stderr, nothing else."""
+
+    def notice(self, notice: Notice) -> None:
+        """What happened, in one line."""
+        print(f"! {visible(notice.text, ' ')}", file=sys.stderr, flush=True)
+
+
+class PlainObserver(Observer):
+    """Prints a line for each step, each evaluation and each notice."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._pace = Pace()
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """Where the run is written and how long it is."""
+        self._pace.begin(steps, first)
+        going = f", going on after step {first}" if first else ""
+        self._print(f"{visible(title)}: {steps} steps{going}")
+
+    def step(self, record: Record, examples: list[Example]) -> None:
+        """The step's numbers in one line."""
+        self._pace.step(record)
+        steps = str(self._pace.steps)
+        left = "" if self._pace.left is None else f"  left {duration(self._pace.left)}"
+        self._print(
+            f"step {record['step']:>{len(steps)}}/{steps}  reward {number(record.get('reward_mean')):>6}  "
+            f"accuracy {percent(record.get('accuracy')):>6}  length {number(record.get('response_length_mean')):>5}  "
+            f"entropy {number(record.get('entropy_mean')):>6}  grad {number(record.get('grad_norm')):>6}  "
+            f"{number(record.get('tokens_per_second')):>6} tokens/s  {record.get('seconds', 0.0):.1f} s{left}"
+        )
+
+    def evaluation(self, record: Record) -> None:
+        """The held-out accuracy with its interval."""
+        self._print(evaluation_line(record))
+
+    def notice(self, notice: Notice) -> None:
+        """What happened, in one line."""
+        self._print(f"! {visible(notice.text, ' ')}")
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._file, flush=True)
+
+
+class JsonObserver(Observer):
+    """Prints every record as one line of JSON on stdout, with an ``event`` that says which kind it is."""
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """``{"event": "begin", "run", "steps", "first"}``"""
+        self._print("begin", {"run": title, "steps": steps, "first": first})
+
+    def step(self, record: Record, examples: list[Example]) -> None:
+        """A line of metrics.jsonl."""
+        self._print("step", record)
+
+    def evaluation(self, record: Record) -> None:
+        """A line of evaluations.jsonl."""
+        self._print("evaluation", record)
+
+    def notice(self, notice: Notice) -> None:
+        """``{"event": "notice", "name", "text"}``"""
+        self._print("notice", {"name": notice.name, "text": notice.text})
+
+    def _print(self, event: str, record: Record) -> None:
+        print(json.dumps({"event": event} | {name: _finite(value) for name, value in record.items()}), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN; they become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

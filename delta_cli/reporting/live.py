@@ -1,0 +1,249 @@
+"""The live display: one picture of a run, redrawn a few times a second.
+
+What the loop calls only stores numbers; drawing happens in the display's own thread, at its own rate.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from delta_cli.reporting.pace import Pace
+from delta_cli.reporting.text import (
+    duration,
+    evaluation_line,
+    memory,
+    number,
+    percent,
+    sparkline,
+    tail,
+    visible,
+)
+from delta_cli.training.observer import Example, Notice, Observer, Record
+
+REFRESH_PER_SECOND = 3
+PHASES = {
+    "rollout": "rollout",
+    "reward": "verifying",
+    "score": "scoring",
+    "update": "update",
+    "evaluate": "evaluation",
+    "save": "saving",
+}
+# Only the sixteen colours every terminal theme defines, and none that vanishes on white or on black.
+RIGHT, WRONG, BAR, QUIET = "green", "red", "cyan", "bright_black"
+
+
+@dataclass
+class Phase:
+    """What the loop is doing now."""
+
+    name: str
+    total: int = 0  # responses it will see; 0 where that is not known
+    responses: int = 0
+    tokens: int = 0
+    expected: float = 0.0  # seconds it took in the last step
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+
+class LiveObserver(Observer):
+    """Shows a run as a dashboard that is redrawn in place; evaluations and notices scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace = Pace()
+        self._title = ""
+        self._phase: Phase | None = None
+        self._last: Record = {}
+        self._history: dict[str, list[float]] = {"accuracy": [], "reward_mean": [], "held_out": []}
+        self._evaluation: Record = {}
+        self._examples: dict[bool, Example] = {}  # the latest right and wrong one
+        self._begun = self._stepped = time.monotonic()
+        self._live: Live | None = None
+
+    # ------------------------------------------------------------------------------ what the loop says
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """Start to draw."""
+        self._title = visible(title)
+        self._pace.begin(steps, first)
+        self._begun = self._stepped = time.monotonic()
+        self._live = Live(
+            console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND, screen=False
+        )
+        self._live.start()
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """Another phase begins."""
+        self._phase = Phase(name, total, expected=self._last.get(f"seconds_{name}", 0.0))
+
+    def advance(self, responses: int, tokens: int) -> None:
+        """Responses and tokens of the phase so far."""
+        if self._phase is not None:
+            self._phase.responses, self._phase.tokens = responses, tokens
+
+    def step(self, record: Record, examples: list[Example]) -> None:
+        """Take over a step's numbers."""
+        self._pace.step(record)
+        self._last, self._stepped = record, time.monotonic()
+        for name in ("accuracy", "reward_mean"):
+            self._history[name].append(record[name])
+        self._examples |= {example.correct: example for example in examples}
+
+    def evaluation(self, record: Record) -> None:
+        """Take over the held-out accuracy, and leave a line of it above the picture."""
+        self._evaluation = record
+        self._history["held_out"].append(record["accuracy"])
+        self._above(Text(evaluation_line(record)))
+
+    def notice(self, notice: Notice) -> None:
+        """Leave a line above the picture."""
+        self._above(Text("! ", style=f"bold {WRONG}").append(visible(notice.text, " "), style="not bold default"))
+
+    def end(self) -> None:
+        """Stop drawing; the last picture stays."""
+        self._phase = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _above(self, line: Text) -> None:
+        self._console.print(line, highlight=False)
+
+    # ------------------------------------------------------------------------------ the picture
+
+    def picture(self) -> RenderableType:
+        """The dashboard as it stands."""
+        width = min(self._console.width, 120)
+        inside = width - 4
+        parts: list[RenderableType] = [self._progress(inside)]
+        if self._last or self._evaluation:
+            parts += [Text(), self._curves(inside), Text(), self._numbers(inside)]
+        if self._examples:
+            parts += [Text(), *(self._example(self._examples[key], inside) for key in sorted(self._examples)[::-1])]
+        title = Text(f" {tail(self._title, inside - 4)} ", style="bold")
+        return Panel(Group(*parts), title=title, title_align="left", border_style=QUIET, width=width, padding=(0, 1))
+
+    def _progress(self, width: int) -> Table:
+        """The run's bar and the phase's."""
+        now = time.monotonic()
+        left = self._pace.left
+        done = f"{duration(now - self._begun)}"
+        if left is not None:
+            done += f", {duration(max(left - (now - self._stepped), 0))} left"
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=10, no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        bar = max(width // 3, 10)
+        steps = max(self._pace.steps, 1)
+        table.add_row(
+            Text("step", style="bold"), _bar(self._pace.done, steps, bar), f"{self._pace.done}/{self._pace.steps}  {done}"
+        )
+        phase = self._phase
+        if phase is None:
+            return table
+        share = _share(phase)
+        drawn = _bar(share, 1, bar) if share is not None else Text("·" * bar, style=QUIET)
+        table.add_row(PHASES.get(phase.name, phase.name), drawn, _phase_text(phase))
+        return table
+
+    def _curves(self, width: int) -> Table:
+        """Accuracy, reward and held-out accuracy over the steps."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=10, no_wrap=True)
+        table.add_column(width=6, justify="right", style="bold")
+        table.add_column(no_wrap=True, overflow="crop")
+        room = max(width - 19, 1)
+        if self._last:
+            accuracy = self._history["accuracy"]
+            table.add_row("accuracy", percent(accuracy[-1]), _spark(sparkline(accuracy, room, 0, 1)))
+            reward = self._history["reward_mean"]
+            table.add_row("reward", number(reward[-1]), _spark(sparkline(reward, room)))
+        if self._evaluation:
+            held_out = self._history["held_out"]
+            note = f" step {self._evaluation['step']}"
+            line = _spark(sparkline(held_out, room - len(note), 0, 1)).append(note, style=QUIET)
+            table.add_row("held out", percent(held_out[-1]), line)
+        return table
+
+    def _numbers(self, width: int) -> Text:
+        """The step's other numbers, as many to a line as fit."""
+        last = self._last
+        if not last:
+            return Text()
+        shown = {
+            "tokens/s": number(last.get("tokens_per_second")),
+            "length": number(last.get("response_length_mean")),
+            "entropy": number(last.get("entropy_mean")),
+            "grad norm": number(last.get("grad_norm")),
+            "clipped": percent(last.get("clip_fraction")),
+            "memory": memory(last.get("peak_memory")),
+        }
+        parts = [Text(f"{name} ", style=QUIET).append(value, style="default") for name, value in shown.items()]
+        loss = Text("loss ", style=QUIET).append(number(last.get("loss")), style="default")
+        parts.append(loss.append(" (0 at the first update on a batch, by construction)", style=QUIET))
+        return _flow(parts, width)
+
+    def _example(self, example: Example, width: int) -> Text:
+        """A response's end, two lines at most; its question on a line of its own where both do not fit on one."""
+        mark, style = ("✓ right", RIGHT) if example.correct else ("✗ wrong", WRONG)
+        question, response = visible(example.question), visible(example.response)
+        line = Text(f"{mark}  ", style=f"bold {style}")
+        line.append(_head(question, width - 10), style=f"not bold {QUIET}")
+        room = width - line.cell_len - 2
+        separator = "  " if len(response) <= room else "\n"
+        return line.append(separator).append(tail(response, 2 * width - 2), style="not bold default")
+
+
+def _share(phase: Phase) -> float | None:
+    """How much of a phase is done: counted, or guessed from how long it took in the step before."""
+    if phase.total:
+        return phase.responses / phase.total
+    return min(phase.seconds / phase.expected, 0.99) if phase.expected > 0 else None
+
+
+def _phase_text(phase: Phase) -> str:
+    if not phase.total:
+        return duration(phase.seconds)
+    tokens = f"  {phase.tokens:,} tokens" if phase.tokens else ""
+    return f"{phase.responses}/{phase.total} responses{tokens}"
+
+
+def _bar(done: float, total: float, width: int) -> ProgressBar:
+    return ProgressBar(total, done, width=width, style=QUIET, complete_style=BAR, finished_style=BAR)
+
+
+def _spark(blocks: str) -> Text:
+    return Text(blocks, style=BAR)
+
+
+def _head(text: str, cells: int) -> str:
+    return text if len(text) <= cells else text[: max(cells - 1, 1)] + "…"
+
+
+def _flow(parts: list[Text], width: int) -> Text:
+    """The parts with two spaces between them, a new line before each that does not fit."""
+    flowed, used = Text(), 0
+    for part in parts:
+        if used and used + 2 + part.cell_len > width:
+            flowed.append("\n")
+            used = 0
+        elif used:
+            flowed.append("  ")
+            used += 2
+        flowed.append_text(part)
+        used += part.cell_len
+    return flowed

@@ -1,0 +1,104 @@
+"""Numbers and model text as a person reads them. Text from a model never reaches a terminal or a page raw."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+NONE = "–"
+
+
+def visible(text: str, newline: str = "↵") -> str:
+    """The text with everything that would steer a terminal or a page written out.
+
+    Control codes, direction marks and lone surrogates become escapes like ``\\x1b``; a line break
+    becomes ``newline``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(newline if char == "\n" else _shown(char) for char in text)
+
+
+def _shown(char: str) -> str:
+    if char.isprintable() or unicodedata.category(char) == "Zs":
+        return char
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def tail(text: str, cells: int) -> str:
+    """The end of a text, in so many terminal cells at most."""
+    if cell_len(text) <= cells:
+        return text
+    kept = text[-cells:]
+    while cell_len(kept) >= cells:
+        kept = kept[1 + (cell_len(kept) - cells) // 2 :]
+    return "…" + kept
+
+
+def sparkline(values: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
+    """The values as blocks, at most ``width``; of a longer history, means of equal stretches of it."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    if len(finite) > width:
+        edges = [len(finite) * i // width for i in range(width + 1)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low = min(finite) if low is None else low
+    high = max(finite) if high is None else high
+    if high <= low:
+        return BLOCKS[len(BLOCKS) // 2] * len(finite)
+    levels = [(min(max(value, low), high) - low) / (high - low) for value in finite]
+    return "".join(BLOCKS[min(int(level * len(BLOCKS)), len(BLOCKS) - 1)] for level in levels)
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands separated; a dash where there is none."""
+    if not isinstance(value, int | float):
+        return NONE
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and (isinstance(value, int) or abs(value) >= 10**digits):
+        return f"{int(value):,}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) < 1e-3 and value else f"{value:#.{digits}g}"
+
+
+def percent(value: Any) -> str:
+    """A share as a percentage."""
+    return f"{value:.1%}" if isinstance(value, int | float) and math.isfinite(value) else NONE
+
+
+def signed(value: float) -> str:
+    """A number with its sign and two decimals."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def memory(count: Any) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    if not isinstance(count, int | float):
+        return NONE
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
+
+
+def duration(seconds: float) -> str:
+    """m:ss, or h:mm:ss."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """A line of evaluations.jsonl in words."""
+    return (
+        f"held-out accuracy after step {record['step']}: {percent(record['accuracy'])} "
+        f"({percent(record.get('low'))} to {percent(record.get('high'))}) on {record.get('problems', NONE)} problems"
+    )

@@ -1,0 +1,166 @@
+"""Grading in worker processes that can be killed, beside whatever else is going on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import threading
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from types import TracebackType
+
+from pebble import ProcessExpired, ProcessPool
+
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.rewards.boxed import closed_boxes
+from delta_cli.rewards.code import code_blocks
+from delta_cli.rewards.mathematics import quick_verdict
+from delta_cli.rewards.sandbox import find_sandbox
+from delta_cli.rewards.spec import RewardSpec
+from delta_cli.rewards.verifiers import Verifier, verifier
+
+WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
+WORKER_TASKS = 4096  # responses a worker grades before a fresh one takes over: sympy's caches grow
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a response earned."""
+
+    reward: float  # with shaping
+    correct: bool  # the verifier's verdict, without it
+    failure: str | None  # "timeout", "worker died", "error: …"; the reward is then 0
+
+
+class Grader:
+    """Grades responses with one reward. Grading never raises: a failure is a verdict with reward 0.
+
+    ``timeout`` is the seconds one response may take, after which its worker is killed; ``workers``
+    processes start when the first response needs them, which plain numbers do not. Raises UserError
+    where the reward cannot run on this machine.
+    """
+
+    def __init__(self, reward: RewardSpec, workers: int, timeout: float) -> None:
+        if reward.kind == "code":
+            find_sandbox(reward.allow_unsandboxed)
+            timeout += reward.run_seconds  # the sandbox ends a program in time; this is for what hangs outside it
+        self.spec = reward
+        self.workers = workers
+        self.timeout = timeout
+        self._pool: ProcessPool | None = None
+        self._lock = threading.Lock()
+        self._pending: set[Future[Verdict]] = set()
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def check(self, problem: Problem) -> None:
+        """Grade an empty response to one example. Raises UserError with one line where that fails."""
+        failure = self.submit("", problem, 0, truncated=False, quick=False).result().failure
+        if failure is not None:
+            what = f"{self.spec.path}:{self.spec.function}" if self.spec.kind == "custom" else f"the {self.spec.kind} reward"
+            raise UserError(f"{what} cannot grade problem '{problem.id}': {failure.removeprefix('error: ')}")
+
+    def submit(
+        self, response: str, problem: Problem, length: int, truncated: bool, quick: bool = True
+    ) -> Future[Verdict]:
+        """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit.
+
+        ``quick`` lets plain numbers be compared here and now.
+        """
+        result: Future[Verdict] = Future()
+        shaping = self._shaping(response, length, truncated)
+        if quick and self.spec.kind == "math" and isinstance(problem.answer, str):
+            correct = quick_verdict(response, problem.answer)
+            if correct is not None:
+                result.set_result(Verdict(correct + shaping, correct, None))
+                return result
+        self._pending.add(result)
+        self._schedule(response, problem).add_done_callback(lambda done: self._finish(result, done, shaping))
+        return result
+
+    def close(self) -> None:
+        """End the workers. What is still being graded fails."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()
+            pool.join()
+        for result in list(self._pending):
+            self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
+
+    def _shaping(self, response: str, length: int, truncated: bool) -> float:
+        spec = self.spec
+        total = -spec.length_penalty * length / 1000
+        if spec.format_bonus and not truncated:
+            total += spec.format_bonus * _well_formed(response, spec)
+        return total + (spec.overlong(length) if spec.overlong else 0.0)
+
+    def _schedule(self, response: str, problem: Problem) -> Future[float]:
+        with self._lock:
+            if self._pool is None or not self._pool.active:  # a pool is given up when its idle workers die
+                self._pool = ProcessPool(
+                    max_workers=self.workers,
+                    max_tasks=WORKER_TASKS,
+                    initializer=_start_worker,
+                    initargs=(self.spec,),
+                    context=multiprocessing.get_context("spawn"),  # a fork would inherit the threads of torch
+                )
+            return self._pool.schedule(_grade, args=(self.spec, response, problem), timeout=self.timeout)
+
+    def _finish(self, result: Future[Verdict], done: Future[float], shaping: float) -> None:
+        if done.cancelled():
+            return self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
+        error = done.exception()
+        if error is None:
+            base = done.result()
+            return self._settle(result, Verdict(base + shaping, base >= 1.0, None))
+        return self._settle(result, Verdict(0.0, False, _failure(error)))
+
+    def _settle(self, result: Future[Verdict], verdict: Verdict) -> None:
+        with self._lock:
+            if result in self._pending:
+                self._pending.discard(result)
+                result.set_result(verdict)
+
+
+def _well_formed(response: str, spec: RewardSpec) -> bool:
+    if spec.kind == "code":
+        return len(code_blocks(response)) == 1
+    boxes, unfinished = closed_boxes(response)
+    return len(boxes) == 1 and not unfinished
+
+
+def _failure(error: BaseException) -> str:
+    if isinstance(error, FutureTimeoutError):
+        return "timeout"
+    if isinstance(error, ProcessExpired):
+        return "worker died"
+    if isinstance(error, UserError):
+        return f"error: {error}"
+    return f"error: {type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+
+
+# ---------------------------------------------------------------------------- in a worker process
+
+_verifiers: dict[RewardSpec, Verifier] = {}
+
+
+def _start_worker(spec: RewardSpec) -> None:
+    """Bound the memory, then import what grading needs before the first response's clock starts."""
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
+    if spec.kind != "custom":  # a user's file may fail or hang; its clock starts with the first response
+        _verifiers[spec] = verifier(spec)
+
+
+def _grade(spec: RewardSpec, response: str, problem: Problem) -> float:
+    if spec not in _verifiers:
+        _verifiers[spec] = verifier(spec)
+    return _verifiers[spec](response, problem)

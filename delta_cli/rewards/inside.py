@@ -1,0 +1,302 @@
+"""What runs inside the sandbox: one self-contained script, started as ``python -I -S -c <this source>``.
+
+The program under test is hostile until shown otherwise, so its process only ever emits data that
+somebody else judges:
+
+- ``program``: it reads stdin and writes stdout; expected outputs never enter the sandbox.
+- ``calls``: its function is called with each case's arguments; results leave as plain data and
+  are compared outside.
+- ``serve`` and ``judge``: two sandboxes joined by a socket. ``serve`` holds the program, ``judge``
+  runs the asserts, with stand-ins for the program's functions that send arguments over and get
+  plain data back. No object, frame or exit code of the program reaches the judge, so there is
+  nothing in reach to patch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import resource
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+Json = Any
+NAME = "solution"  # the module the program believes to be, where it is not the main program
+PLAIN = (type(None), bool, str, float)
+SMALL = 2**63  # integers beyond it travel in hexadecimal: decimal takes quadratic time
+CHANGEABLE = (list, dict, set, bytearray)
+
+
+def limit(seconds: int, memory: int, processes: int, file_bytes: int) -> None:
+    """Bound what this process and its children may use; nobody can raise it again."""
+    limits = [
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_AS, memory),
+    ]
+    for kind, value in limits:
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (ValueError, OSError):
+            if sys.platform == "linux":  # macOS does not bound the address space
+                raise
+
+
+# ------------------------------------------------------------------------------ values as plain data
+
+
+def encode(value: Any, keep: Callable[[Any], Json]) -> Json:
+    """Builtin data as JSON with tags; whatever else as ``keep`` says."""
+    if isinstance(value, PLAIN):
+        return value if type(value) in PLAIN else (str.__str__(value) if isinstance(value, str) else float(value))
+    if isinstance(value, int):
+        number = int(value)
+        return number if -SMALL < number < SMALL else {"int": hex(number)}
+    if isinstance(value, list):
+        return [encode(item, keep) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, keep), encode(item, keep)] for key, item in value.items()]}
+    for kind in (tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {kind.__name__: [encode(item, keep) for item in value]}
+    if isinstance(value, bytes | bytearray):
+        return {type(value).__name__: value.hex()}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    return keep(value)
+
+
+def decode(data: Json, find: Callable[[Json], Any]) -> Any:
+    """What ``encode`` wrote; tags it does not know are handed to ``find``."""
+    if isinstance(data, list):
+        return [decode(item, find) for item in data]
+    if not isinstance(data, dict):
+        return data
+    (tag, body), *_ = data.items()
+    if tag == "dict":
+        return {decode(key, find): decode(item, find) for key, item in body}
+    if tag in ("tuple", "set", "frozenset"):
+        return getattr(builtins, tag)(decode(item, find) for item in body)
+    if tag in ("bytes", "bytearray"):
+        return getattr(builtins, tag).fromhex(body)
+    if tag == "int":
+        return int(body, 16)
+    if tag == "complex":
+        return complex(*body)
+    return find(data)
+
+
+def refuse(value: Any) -> Json:
+    raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+# --------------------------------------------------------------------------------- the program's side
+
+
+def load(code: str, name: str) -> dict[str, Any]:
+    """Run the program as a module of that name and return its globals."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(code, f"<{name}>", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def program(job: Json) -> None:
+    """The program as the main program, on the stdin and stdout of this process."""
+    load(job["code"], "__main__")
+
+
+def calls(job: Json) -> None:
+    """One line for each case: what the function returned, or that it failed."""
+    out = take_stdout()
+    function = load(job["code"], NAME)[job["entry_point"]]
+    for arguments in job["arguments"]:
+        try:
+            line = {"value": encode(function(*arguments), refuse)}
+        except Exception as error:
+            line = {"error": type(error).__name__}
+        out.write(json.dumps(line) + "\n")
+        out.flush()
+
+
+class Server:
+    """The program's functions and objects, for the judge to use from its own process."""
+
+    def __init__(self, link: Any) -> None:
+        self.link = link
+        self.objects: list[Any] = []
+
+    def keep(self, value: Any) -> Json:
+        if isinstance(value, types.ModuleType):
+            return {"module": value.__name__}
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
+
+    def find(self, data: Json) -> Any:
+        return self.objects[data["object"]]
+
+    def run(self, code: str) -> None:
+        namespace = load(code, NAME)
+        names = {name: encode(value, self.keep) for name, value in namespace.items() if not name.startswith("__")}
+        self.send({"names": names})
+        for line in self.link:
+            self.send(self.answer(json.loads(line)))
+
+    def answer(self, request: Json) -> Json:
+        try:
+            target = self.objects[request["object"]]
+            if "attribute" in request:
+                return {"value": encode(getattr(target, request["attribute"]), self.keep)}
+            arguments = decode(request["arguments"], self.find)
+            value = target(*arguments, **decode(request["keywords"], self.find))
+            return {"value": encode(value, self.keep), "arguments": encode(arguments, self.keep)}
+        except Exception as error:
+            return {"raise": type(error).__name__, "message": str(error)}
+
+    def send(self, message: Json) -> None:
+        self.link.write(json.dumps(message) + "\n")
+        self.link.flush()
+
+
+def serve(job: Json) -> None:
+    """Run the program, then do what the judge asks for."""
+    take_stdout()
+    Server(open_link(job)).run(job["code"])
+
+
+# ----------------------------------------------------------------------------------- the judge's side
+
+
+class StandIn:
+    """An object of the program, seen from the judge: it can be called and asked, never compared."""
+
+    def __init__(self, judge: Judge, number: int) -> None:
+        self.__dict__.update(_judge=judge, _number=number)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._judge.call(self._number, arguments, keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._judge.ask({"object": self._number, "attribute": name})[0]
+
+    def __len__(self) -> int:
+        return int(self.__getattr__("__len__")())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__getattr__("__getitem__")(key)
+
+    def __iter__(self) -> Any:
+        return self.__getattr__("__iter__")()
+
+    def __next__(self) -> Any:
+        return self.__getattr__("__next__")()
+
+    def _no(self, *_: Any) -> Any:
+        raise TypeError("an object of the program cannot stand for a truth value or be compared")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Judge:
+    """Runs the asserts statement by statement against a program in another process."""
+
+    def __init__(self, link: Any) -> None:
+        self.link = link
+
+    def find(self, data: Json) -> Any:
+        if "module" in data:
+            name = data["module"]
+            return __import__(name, fromlist=["_"]) if name.split(".")[0] in sys.stdlib_module_names else None
+        return StandIn(self, int(data["object"]))
+
+    def keep(self, value: Any) -> Json:
+        return {"object": value._number} if type(value) is StandIn else refuse(value)
+
+    def ask(self, request: Json) -> tuple[Any, Json]:
+        """The value of an attribute or call, and the arguments as the call left them."""
+        self.link.write(json.dumps(request) + "\n")
+        self.link.flush()
+        reply = json.loads(self.link.readline())
+        if "raise" in reply:
+            kind = getattr(builtins, str(reply["raise"]), None)
+            known = isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
+            raise (kind if known else RuntimeError)(str(reply["message"]))
+        return decode(reply["value"], self.find), reply.get("arguments")
+
+    def call(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        request = {
+            "object": number,
+            "arguments": encode(list(arguments), self.keep),
+            "keywords": encode(keywords, self.keep),
+        }
+        value, after = self.ask(request)
+        for mine, theirs in zip(arguments, decode(after, self.find), strict=True):
+            if type(mine) in CHANGEABLE and type(mine) is type(theirs) and mine != theirs:
+                mine.clear()
+                (mine.update if isinstance(mine, dict | set) else mine.extend)(theirs)
+        return value
+
+    def run(self, tests: str) -> Json:
+        """How many of the checks, asserts and calls at the top of the tests, passed."""
+        import ast
+
+        names = json.loads(self.link.readline())["names"]
+        namespace = {name: decode(data, self.find) for name, data in names.items() if not hasattr(builtins, name)}
+        namespace["__name__"] = "tests"
+        passed = checks = failed = 0
+        for statement in ast.parse(tests).body:
+            is_check = isinstance(statement, ast.Assert | ast.Expr)
+            checks += is_check
+            try:
+                exec(compile(ast.Module([statement], []), "<tests>", "exec"), namespace)
+                passed += is_check
+            except BaseException:  # whatever ends a test, SystemExit too, is a failure of that test
+                failed += 1
+        return {"passed": passed, "checks": checks, "failed": failed}
+
+
+def judge(job: Json) -> None:
+    """Run the asserts and write how many passed."""
+    out = take_stdout()
+    out.write(json.dumps(Judge(open_link(job)).run(job["tests"])))
+    out.flush()
+
+
+# ------------------------------------------------------------------------------------------ start-up
+
+
+def take_stdout() -> Any:
+    """This process's stdout as a file; what is printed from now on goes nowhere."""
+    out = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    return out
+
+
+def open_link(job: Json) -> Any:
+    """The socket to the other side, as a file of lines."""
+    import io
+
+    raw = io.FileIO(job["link"], "r+")
+    return io.TextIOWrapper(io.BufferedRWPair(raw, raw), encoding="utf-8", newline="\n")
+
+
+def main() -> None:
+    with os.fdopen(int(sys.argv[1])) as file:
+        job = json.load(file)
+    limit(**job["limits"])
+    {"program": program, "calls": calls, "serve": serve, "judge": judge}[job["mode"]](job)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Running a hostile Python program: in bubblewrap on Linux, in sandbox-exec on macOS.
+
+No network, no home, no repository, nothing writable but a small scratch folder; limits on CPU and
+wall-clock time, memory, processes, file size and output; no process survives the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any
+
+from delta_cli.errors import UserError
+
+SCRATCH = "/scratch"
+SCRATCH_BYTES = 64 * 2**20
+MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one process of a program may use."""
+
+    seconds: int  # CPU time
+    memory: int = 2**30
+    processes: int = 16  # and threads, in its sandbox
+    file_bytes: int = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """How to confine a command: ``bwrap``, ``sandbox-exec``, or ``none`` with resource limits only."""
+
+    kind: str
+    executable: str = ""
+
+    def command(self, scratch: str) -> list[str]:
+        """What goes before the Python command."""
+        if self.kind == "bwrap":
+            return [self.executable, *_bubblewrap(self.executable)]
+        if self.kind == "sandbox-exec":
+            return [self.executable, "-p", _seatbelt(scratch)]
+        return []
+
+
+@functools.cache
+def find_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
+    """The sandbox of this machine, shown to work.
+
+    Raises UserError where there is none, unless ``allow_unsandboxed``.
+    """
+    name, install = (
+        ("sandbox-exec", "it is part of macOS in /usr/bin")
+        if sys.platform == "darwin"
+        else ("bwrap", "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)")
+    )
+    executable = shutil.which(name)
+    problem = f"{name} was not found; {install}"
+    if executable is not None:
+        sandbox = Sandbox(name, executable)
+        problem = _probe(sandbox)
+        if not problem:
+            return sandbox
+    if allow_unsandboxed:
+        return Sandbox("none")
+    raise UserError(
+        f"code rewards run programs that a model wrote and need a sandbox: {problem}; "
+        "or set allow_unsandboxed = true to run them with resource limits only"
+    )
+
+
+def _probe(sandbox: Sandbox) -> str:
+    """Why the sandbox does not work here; empty when it does."""
+    with Run(sandbox) as run:
+        process = run.start({"mode": "program", "code": "print('ready')"}, Limits(5), stderr=subprocess.PIPE)
+        output = run.read(process, time.monotonic() + 10)
+        if output == b"ready\n":
+            return ""
+        assert process.stderr is not None
+        message = process.stderr.read(1000).decode(errors="replace").strip().splitlines()
+    return f"{sandbox.executable} does not work here ({message[-1] if message else 'no output'})"
+
+
+class Run:
+    """Processes of one test run, all of which are gone when the run ends."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self._stack = ExitStack()
+        self._scratch = ""
+
+    def __enter__(self) -> Run:
+        self._stack.__enter__()
+        if self.sandbox.kind != "bwrap":  # which makes its own, in memory
+            self._scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-code-"))
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    def start(
+        self, job: dict[str, Any], limits: Limits, stdin: str = "", fds: tuple[int, ...] = (), stderr: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
+        """Start ``inside.py`` on a job. The job and the input are open files without a name."""
+        task = _file(json.dumps({**job, "limits": asdict(limits)}))
+        source = _file(stdin)
+        with task, source:
+            process = subprocess.Popen(
+                [*self.sandbox.command(self._scratch), *_python(), _inside(), str(task.fileno())],
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                pass_fds=(task.fileno(), *fds),
+                cwd=self._scratch or "/",
+                env={"LC_ALL": "C.UTF-8", "HOME": SCRATCH if self.sandbox.kind == "bwrap" else self._scratch},
+                start_new_session=True,
+            )
+        self._stack.enter_context(_ended(process))
+        return process
+
+    def read(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        """What the process writes until it ends; None when it is too much or takes too long."""
+        assert process.stdout is not None
+        chunks, size = [], 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while selector.select(max(deadline - time.monotonic(), 0)):
+                chunk = os.read(process.stdout.fileno(), 65536)
+                if not chunk:
+                    return b"".join(chunks)
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > MAX_OUTPUT:
+                    return None
+        return None
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill the process at the end. bwrap takes its namespace along; elsewhere the session goes."""
+    try:
+        yield
+    finally:
+        try:
+            os.killpg(process.pid, 9)
+        except (ProcessLookupError, PermissionError):
+            process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _file(text: str) -> IO[bytes]:
+    file = tempfile.TemporaryFile()
+    file.write(text.encode(errors="surrogatepass"))
+    file.seek(0)
+    return file
+
+
+def _python() -> list[str]:
+    return [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c"]
+
+
+@functools.cache
+def _inside() -> str:
+    return files("delta_cli.rewards").joinpath("inside.py").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------ bubblewrap
+
+
+@functools.cache
+def _bubblewrap(executable: str) -> tuple[str, ...]:
+    """bwrap's arguments: new namespaces, and of the file system no more than Python needs to start."""
+    options = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "65534", "--gid", "65534"]
+    options += ["--hostname", "sandbox", "--cap-drop", "ALL"]
+    for path in _python_paths():
+        options += ["--ro-bind", path, path]
+    for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            options += ["--ro-bind", path, path]
+    for packages in ("site-packages", "dist-packages"):
+        for folder in {*_python_paths(), "/usr/lib/python3"}:
+            if os.path.isdir(os.path.join(folder, packages)):
+                options += ["--tmpfs", os.path.join(folder, packages)]
+    options += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    options += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
+    if "--size" in _help(executable):  # without a bound, no scratch folder: it would be half of the memory
+        options += ["--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
+    else:
+        options += ["--dir", SCRATCH]
+    return (*options, "--remount-ro", "/", "--chdir", SCRATCH, "--")
+
+
+def _help(executable: str) -> str:
+    return subprocess.run([executable, "--help"], capture_output=True, text=True, check=False).stdout
+
+
+def _python_paths() -> tuple[str, ...]:
+    """The interpreter, its standard library and its shared library."""
+    paths = {os.path.realpath(sys.executable), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))}
+    folder, shared = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
+    if sysconfig.get_config_var("Py_ENABLE_SHARED") and folder and shared and os.path.exists(f"{folder}/{shared}"):
+        paths.add(f"{folder}/{shared}")
+    return tuple(sorted(paths))
+
+
+# ----------------------------------------------------------------------------------- sandbox-exec
+
+
+def _seatbelt(scratch: str) -> str:
+    """A profile that denies all but reading Python and writing the scratch folder; no new processes."""
+    readable = {str(Path(sys.base_prefix).resolve()), os.path.realpath(scratch), *_python_paths()}
+    subpaths = " ".join(f"(subpath {json.dumps(path)})" for path in sorted(readable))
+    return f"""(version 1)
+(deny default)
+(allow process-exec {subpaths})
+(allow file-read* {subpaths} (subpath "/usr/lib") (subpath "/System/Library") (subpath "/System/Volumes/Preboot"))
+(allow file-read* (literal "/") (literal "/dev/null") (literal "/dev/urandom") (literal "/dev/random"))
+(allow file-read-metadata)
+(allow file-write* (subpath {json.dumps(os.path.realpath(scratch))}))
+(allow file-write-data (literal "/dev/null"))
+(allow sysctl-read)
+"""

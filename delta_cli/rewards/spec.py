@@ -1,0 +1,39 @@
+"""Which reward a run uses: one verifier, and what is added to its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["math", "code", "custom"]
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """A penalty that grows over the last ``buffer`` tokens before ``limit`` (method, section 3)."""
+
+    limit: int  # tokens a response may have
+    buffer: int  # tokens before the limit in which the penalty grows
+    factor: float = 1.0  # the penalty at the limit
+
+    def __call__(self, length: int) -> float:
+        return min(-(length - (self.limit - self.buffer)) / self.buffer, 0.0) * self.factor
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """The verifier's kind with its settings, and additive shapers that are off at zero.
+
+    reward = verdict + format_bonus·[the answer has the form asked for]
+             − length_penalty·length/1000 + overlong(length)
+    """
+
+    kind: Kind = "math"
+    format_bonus: float = 0.0  # for a complete response with exactly one closed box, or one code block
+    length_penalty: float = 0.0  # for every thousand tokens
+    overlong: Overlong | None = None
+    mode: Literal["all", "share"] = "all"  # code: all tests or nothing, or the share that passed
+    run_seconds: float = 6.0  # code: wall-clock time of a response's whole test run
+    allow_unsandboxed: bool = False  # code: run without a sandbox where there is none
+    path: str = ""  # custom: a Python file
+    function: str = "reward"  # custom: its function (response: str, problem: Problem) -> float

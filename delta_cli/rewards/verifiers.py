@@ -1,0 +1,61 @@
+"""From a reward's settings to the function that grades one response."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.rewards.code import code_reward
+from delta_cli.rewards.mathematics import math_reward, warm_up
+from delta_cli.rewards.spec import RewardSpec
+
+Verifier = Callable[[str, Problem], float]
+
+
+def verifier(spec: RewardSpec) -> Verifier:
+    """The verifier of a reward, with all it needs imported."""
+    if spec.kind == "math":
+        warm_up()
+        return lambda response, problem: math_reward(response, str(problem.answer))
+    if spec.kind == "code":
+        return lambda response, problem: code_reward(
+            response,
+            problem.answer,
+            mode=spec.mode,
+            seconds=spec.run_seconds,
+            allow_unsandboxed=spec.allow_unsandboxed,
+        )
+    return custom(Path(spec.path), spec.function)
+
+
+def custom(path: Path, name: str) -> Verifier:
+    """The function ``name`` of a user's Python file, its result held to be a finite number.
+
+    Raises UserError where the file or the function is missing or the file does not run.
+    """
+    if not path.is_file():
+        raise UserError(f"reward file {path} does not exist; give the path of a Python file")
+    module_spec = importlib.util.spec_from_file_location("delta_custom_reward", path)
+    if module_spec is None or module_spec.loader is None:
+        raise UserError(f"reward file {path} is not a Python file; its name must end in .py")
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"reward file {path} does not run: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"reward file {path} has no function '{name}'; define {name}(response, problem) -> float")
+
+    def grade(response: str, problem: Problem) -> float:
+        value = function(response, problem)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if not isinstance(value, bool):
+                raise UserError(f"{path}:{name} returned {value!r}; it must return a finite number")
+        return float(value)
+
+    return grade

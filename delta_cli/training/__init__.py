@@ -1,0 +1,1 @@
+"""The loop: rollouts, rewards, credit, updates, checkpoints, and the folder a run leaves behind."""

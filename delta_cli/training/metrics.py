@@ -1,0 +1,106 @@
+"""The numbers of a step: one documented table, and the functions that compute them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delta_cli.credit.coefficients import TokenCoefficients
+from delta_cli.training.rollouts import RolloutBatch
+
+PHASES = ("rollout", "reward", "score", "credit", "update", "evaluate", "save")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number of metrics.jsonl says, in which unit, and what a healthy value looks like."""
+
+    unit: str
+    meaning: str
+    healthy: str = ""
+
+
+METRICS: dict[str, Metric] = {
+    "step": Metric("steps", "steps done, this one included"),
+    "reward_mean": Metric("reward", "mean reward of the batch's responses", "rises"),
+    "accuracy": Metric("share", "responses that the verifier called correct", "rises"),
+    "reward_failures": Metric("responses", "verifications that were killed or failed; their reward is 0", "0"),
+    "equal_groups": Metric(
+        "share", "prompts whose responses all got one reward: nothing is learned from them", "below 0.8"
+    ),
+    "prompts_drawn": Metric("prompts", "prompts drawn to fill the batch", "the recipe's, unless sampling is dynamic"),
+    "response_length_mean": Metric("tokens", "mean length of a response, end-of-sequence token included"),
+    "response_length_max": Metric("tokens", "longest response"),
+    "truncated": Metric("share", "responses cut at the limit", "below 0.1"),
+    "tokens": Metric("tokens", "response tokens of the batch"),
+    "entropy_mean": Metric(
+        "nats", "mean entropy of the distributions tokens were drawn from", "falls slowly, stays above 0"
+    ),
+    "engine_gap_mean": Metric("nats", "mean |log-probability of the engine − the trainer's|", "below 0.05"),
+    "engine_gap_max": Metric("nats", "the largest of these"),
+    "loss": Metric("", "mean over the updates; 0 at the first on a batch by construction: watch the reward"),
+    "grad_norm": Metric("", "mean over the updates, before clipping", "finite, above 0"),
+    "learning_rate": Metric("", "of the step"),
+    "updates": Metric("updates", "times the weights moved"),
+    "updates_skipped": Metric("updates", "mini-batches without a gradient, or with one that was not finite", "0"),
+    "nonfinite_updates": Metric("updates", "skipped because loss or gradient was not finite", "0"),
+    "clip_fraction": Metric("share", "tokens whose gradient the gate cut off", "below 0.2"),
+    "kl_old": Metric("nats", "mean k3 estimate of KL(rollout policy ‖ policy) over the updates", "below 0.1"),
+    "kl_reference": Metric("nats", "mean k3 estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
+    "ratio_gap_first": Metric("nats", "largest |logp − logp_old| at the first update: rounding", "below 0.001"),
+    "ratio_gap": Metric("nats", "largest |logp − logp_old| at any update", "above 0 when there is more than one"),
+    "coefficient_mean": Metric("", "mean token coefficient", "1"),
+    "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0 with credit delta"),
+    "coefficient_min": Metric("", "smallest coefficient"),
+    "coefficient_max": Metric("", "largest coefficient"),
+    "coefficient_positive": Metric("", "mean coefficient of tokens with A > 0"),
+    "coefficient_negative": Metric("", "mean coefficient of tokens with A < 0"),
+    "margin_positive": Metric("share", "tokens with A > 0 nearer to their own side's centroid", "above 0.5"),
+    "margin_negative": Metric("share", "tokens with A < 0 nearer to their own side's centroid", "above 0.5"),
+    "degenerate": Metric("", "why there was no contrast between the sides; null otherwise", "null"),
+    "tokens_per_second": Metric("tokens/s", "response tokens by the time of the whole step"),
+    "rollout_tokens_per_second": Metric("tokens/s", "response tokens by the time of the rollout"),
+    "peak_memory": Metric("bytes", "most memory used so far (device; on a CPU, of the process)"),
+    "seconds": Metric("s", "time of the step"),
+    "eval_accuracy": Metric("share", "accuracy on the held-out problems; only in steps that evaluate", "rises"),
+} | {f"seconds_{phase}": Metric("s", f"time of the phase: {phase}") for phase in PHASES}
+
+
+def describe_batch(batch: RolloutBatch, drawn: int) -> dict[str, Any]:
+    """Numbers of the responses alone."""
+    lengths = batch.sequences.lengths
+    return {
+        "reward_mean": float(batch.rewards.mean()),
+        "accuracy": float(batch.correct.mean()),
+        "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
+        "equal_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),
+        "prompts_drawn": drawn,
+        "response_length_mean": float(lengths.mean()),
+        "response_length_max": int(lengths.max()),
+        "truncated": float(batch.truncated.mean()),
+        "tokens": int(lengths.sum()),
+    }
+
+
+def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[np.float64]) -> dict[str, Any]:
+    """Numbers of the token coefficients under the advantages of the tokens [N]."""
+    weights = coefficients.weights
+    positive, negative = advantages > 0, advantages < 0
+
+    def mean(values: NDArray[Any]) -> float | None:
+        return float(values.mean()) if len(values) else None
+
+    return {
+        "coefficient_mean": mean(weights),
+        "coefficient_std": float(weights.std()) if len(weights) else None,
+        "coefficient_min": float(weights.min(initial=np.inf)) if len(weights) else None,
+        "coefficient_max": float(weights.max(initial=-np.inf)) if len(weights) else None,
+        "coefficient_positive": mean(weights[positive]),
+        "coefficient_negative": mean(weights[negative]),
+        "margin_positive": mean(coefficients.margins[positive] > 0),
+        "margin_negative": mean(coefficients.margins[negative] > 0),
+        "degenerate": coefficients.degenerate,
+    }

@@ -1,0 +1,138 @@
+"""From a recipe to the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from backends import registry
+from backends.interface import BackendSettings, LoraSettings, OptimizerSettings
+from delta_cli.assets import model_path
+from delta_cli.data.loading import DataSpec, LoadedData, load_problems
+from delta_cli.data.tasks import SOURCE, TaskSpec
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe
+from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.spec import Overlong, RewardSpec
+from delta_cli.training.observer import Observer
+from delta_cli.training.rollouts import Roller
+from delta_cli.training.run_folder import RunFolder
+from delta_cli.training.trainer import Trainer
+
+
+@contextmanager
+def open_trainer(
+    recipe: Recipe,
+    backend_name: str,
+    run_dir: Path,
+    observer: Observer,
+    stop_asked: Callable[[], bool] = lambda: False,
+) -> Iterator[Trainer]:
+    """A trainer with everything loaded, holding its run folder; freed on leaving.
+
+    What is cheap to check is checked before what is dear to load. Raises UserError or BackendError,
+    one line each.
+    """
+    name = registry.resolve(backend_name)
+    tokenizer = load_tokenizer(recipe)
+    data = load_data(recipe, tokenizer)
+    with ExitStack() as stack:
+        grader = stack.enter_context(make_grader(recipe))
+        if recipe.reward.kind == "custom":
+            grader.check(data.problems[0])
+        folder = RunFolder(run_dir)
+        folder.hold()
+        stack.callback(folder.release)
+        backend = registry.create(name, backend_settings(recipe))
+        stack.callback(backend.close)
+        roller = Roller(backend, tokenizer, grader, recipe.rollout, template_of(recipe), recipe.reward.flip, observer)
+        held_out = data.held_out[: recipe.evaluation.problems]
+        yield Trainer(recipe, backend, roller, data.problems, held_out, folder, observer, stop_asked)
+
+
+def load_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The model's tokenizer; raises UserError where it has no end-of-sequence token."""
+    tokenizer = Tokenizer.load(model_path(recipe.model.path))
+    if not tokenizer.eos_ids:
+        raise UserError(
+            f"{recipe.model.path}: no end-of-sequence token is declared, so no response could end; "
+            "set eos_token_id in the model's generation_config.json"
+        )
+    return tokenizer
+
+
+def template_of(recipe: Recipe) -> str:
+    """The prompt template, the data's usual one where the recipe names none."""
+    return recipe.data.template or ("chat" if recipe.data.source == SOURCE else "paper")
+
+
+def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
+    """The recipe's problems; raises UserError where there are too few of them."""
+    data = recipe.data
+    loaded = load_problems(
+        DataSpec(
+            source=data.source,
+            layout=data.layout,
+            config=data.config,
+            split=data.split,
+            question=data.question,
+            answer=data.answer,
+            answer_pattern=data.answer_pattern,
+            filter=data.filter,
+            limit=data.limit,
+            held_out=data.held_out,
+            seed=recipe.run.seed,
+            template=template_of(recipe),
+            task=TaskSpec(data.operation, data.digits, data.filler),
+        ),
+        tokenizer,
+        recipe.rollout.max_prompt_tokens,
+    )
+    if not loaded.held_out:
+        raise UserError(f"data.source: {data.source}: no problem is held out; raise data.held_out ({loaded.report})")
+    return loaded
+
+
+def make_grader(recipe: Recipe) -> Grader:
+    """The recipe's reward, in worker processes."""
+    reward = recipe.reward
+    overlong = None
+    if reward.overlong_buffer is not None:
+        overlong = Overlong(recipe.rollout.max_tokens, reward.overlong_buffer, reward.overlong_factor)
+    spec = RewardSpec(
+        kind=reward.kind,
+        format_bonus=reward.format,
+        length_penalty=reward.length,
+        overlong=overlong,
+        mode=reward.code,
+        run_seconds=reward.run_seconds,
+        allow_unsandboxed=reward.allow_unsandboxed,
+        path=reward.custom_file or "",
+        function=reward.custom_function,
+    )
+    return Grader(spec, reward.workers, reward.timeout)
+
+
+def backend_settings(recipe: Recipe) -> BackendSettings:
+    """What a backend needs of a recipe."""
+    model, update = recipe.model, recipe.update
+    lora = None
+    if model.lora is not None:
+        lora = LoraSettings(model.lora.rank, model.lora.scale, model.lora.targets, model.lora.layers)
+    return BackendSettings(
+        model=model_path(model.path),
+        dtype=model.dtype,
+        lora=lora,
+        optimizer=OptimizerSettings(
+            update.beta1, update.beta2, update.epsilon, update.weight_decay, update.max_grad_norm
+        ),
+        gradient_checkpointing=model.gradient_checkpointing,
+        keep_reference=update.kl_coefficient > 0,
+        rollout_batch=recipe.rollout.batch,
+        micro_batch_tokens=update.micro_batch_tokens,
+        head_chunk_tokens=update.head_chunk_tokens,
+        feature_bytes=update.feature_bytes,
+        seed=recipe.run.seed,
+    )

@@ -1,0 +1,315 @@
+"""The loop, read top to bottom: draw, grade, score, credit, update, record, save."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.interface import Backend
+from delta_cli.data import sampler
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
+from delta_cli.evaluation.results import EvaluationSettings
+from delta_cli.recipe import Recipe, to_toml
+from delta_cli.training import checkpoint, tripwires
+from delta_cli.training.checkpoint import State
+from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients
+from delta_cli.training.observer import Example, Notice, Observer
+from delta_cli.training.rollouts import Roller, RolloutBatch, join
+from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.training.seeds import derive
+from delta_cli.training.update import Credit, Updater
+
+Record = dict[str, Any]
+
+NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stops
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved; ``step`` is the one it goes on from."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"stopped after step {step}")
+
+
+@dataclass
+class Clock:
+    """Seconds spent in each phase of a step."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    started: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def record(self) -> Record:
+        """For metrics.jsonl; the clock starts again."""
+        now = time.perf_counter()
+        found = {"seconds": now - self.started} | {f"seconds_{name}": self.seconds[name] for name in PHASES}
+        self.seconds, self.started = dict.fromkeys(PHASES, 0.0), now
+        return found
+
+
+@dataclass
+class Trainer:
+    """A run: its parts, and the counters it goes on from."""
+
+    recipe: Recipe
+    backend: Backend
+    roller: Roller
+    problems: Sequence[Problem]
+    held_out: Sequence[Problem]
+    folder: RunFolder
+    observer: Observer
+    stop_asked: Callable[[], bool] = lambda: False
+    state: State = field(default_factory=lambda: State(0, 0))
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.updater = Updater(self.recipe, self.backend)
+        self._first: Record | None = None  # metrics of the first step, which tripwires compare with
+        self._noticed: set[str] = set()
+        self._nonfinite = 0
+
+    def run(self, resume: bool = False) -> None:
+        """Train until the recipe's last step, then export the model.
+
+        Raises Interrupted when ``stop_asked`` said so: between two steps or before the updates of
+        one, which is then dropped and drawn again on resume.
+        """
+        self._resume() if resume else self.folder.begin(to_toml(self.recipe))
+        steps = self.recipe.run.steps
+        self.observer.begin(str(self.folder.path), steps, self.state.step)
+        if self.state.step == 0 and self.recipe.evaluation.at_start:
+            self._evaluate(0)
+        while self.state.step < steps:
+            if self.stop_asked():
+                self._interrupt()
+            self._step()
+        self.observer.phase("save")
+        self.backend.export(_emptied(self.folder.model))
+
+    def _step(self) -> None:
+        """One batch of rollouts and the updates on it."""
+        number = self.state.step  # steps done before this one
+        batch, draws = self._collect(number)
+        with self.clock.phase("score"):
+            self.observer.phase("score")
+            scored = self.updater.score(batch)
+        with self.clock.phase("credit"):
+            credit = self.updater.credit(batch, scored, number)
+        if self.stop_asked():
+            self._interrupt()
+        with self.clock.phase("update"):
+            self.observer.phase("update")
+            updates = self.updater.update(batch, credit, number)
+
+        self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
+        record: Record = {"step": number + 1}
+        record |= describe_batch(batch, draws * self.recipe.rollout.prompts)
+        record |= self._describe_scores(batch, credit)
+        record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
+        if self._due(self.recipe.evaluation.every):
+            record["eval_accuracy"] = self._evaluate(number + 1)
+        self._keep(record, batch, credit)
+        self._guard(updates.nonfinite > 0 and not updates.norms)
+        if self._due(self.recipe.checkpoint.every):
+            self._save(record)
+
+    def _collect(self, number: int) -> tuple[RolloutBatch, int]:
+        """The step's graded batch and how many batches of prompts were drawn for it."""
+        rollout, seed = self.recipe.rollout, self.recipe.run.seed
+        kept: list[RolloutBatch] = []
+        for attempt in range(rollout.dynamic_limit if rollout.dynamic else 1):
+            with self.clock.phase("rollout"):
+                drawn = sampler.batch(self.problems, self.state.draws + attempt, rollout.prompts, seed)
+                waiting = self.roller.roll(drawn, derive(seed, number, f"rollout {attempt}"))
+            with self.clock.phase("reward"):
+                self.observer.phase("reward")
+                batch = waiting.result()
+            if self.stop_asked():
+                self._interrupt()
+            if not rollout.dynamic:
+                return batch, 1
+            kept.append(batch)
+            mixed = sum(len(each.mixed_groups()) for each in kept)
+            if mixed >= rollout.prompts:
+                break
+        joined = join(kept)
+        groups = joined.mixed_groups()[: rollout.prompts]
+        # A draw without any mixed group teaches nothing; it is kept as it is, so that the step says so.
+        return (joined.select(groups) if len(groups) else kept[0]), len(kept)
+
+    def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
+        scores = credit.scored.scores
+        gap = np.abs(np.asarray(scores.logprobs, np.float64) - batch.engine_logprobs)
+        per_token = np.repeat(credit.advantages, batch.sequences.lengths)
+        return {
+            "entropy_mean": float(np.mean(scores.entropies, dtype=np.float64)),
+            "engine_gap_mean": float(gap.mean()),
+            "engine_gap_max": float(gap.max()),
+        } | describe_coefficients(credit.coefficients, per_token)
+
+    def _keep(self, record: Record, batch: RolloutBatch, credit: Credit) -> None:
+        """Write the step's line, its rollouts and its notices, and tell the observer."""
+        every = self.recipe.checkpoint.rollouts_every
+        with self.clock.phase("save"):
+            if every and record["step"] % every == 0:
+                self.folder.write_rollouts(record["step"], rollout_records(batch, credit, self.roller))
+        record |= {"peak_memory": self.backend.peak_memory()} | self.clock.record()
+        record["tokens_per_second"] = record["tokens"] / record["seconds"]
+        record["rollout_tokens_per_second"] = record["tokens"] / max(record["seconds_rollout"], 1e-9)
+        self.folder.append(self.folder.metrics, record)
+        self._first = self._first or record
+        self.observer.step(record, _examples(batch))
+        for notice in tripwires.fired(record, self._first, self._noticed):
+            self._notice(notice)
+
+    def _notice(self, notice: Notice) -> None:
+        self.folder.append(self.folder.notices, {"step": self.state.step, "name": notice.name, "text": notice.text})
+        self.observer.notice(notice)
+
+    def _evaluate(self, step: int) -> float:
+        """Accuracy on the held-out problems, recorded."""
+        settings = self.recipe.evaluation
+        with self.clock.phase("evaluate"):
+            self.observer.phase("evaluate", len(self.held_out) * settings.samples)
+            result = run_benchmark(
+                self.backend,
+                self.roller.tokenizer,
+                self.roller.grader,
+                Benchmark("held_out", self.held_out),
+                EvaluationSettings(
+                    samples=settings.samples,
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    max_tokens=settings.max_tokens or self.recipe.rollout.max_tokens,
+                    template=self.roller.template,
+                    seed=self.recipe.run.seed,
+                ),
+                progress=lambda name, done, total: self.observer.advance(done, 0),
+            )
+        record = {
+            "step": step,
+            "accuracy": result.avg.mean,
+            "low": result.avg.low,
+            "high": result.avg.high,
+            "problems": len(self.held_out),
+            "samples": settings.samples,
+        }
+        self.folder.append(self.folder.evaluations, record)
+        self.observer.evaluation(record)
+        return result.avg.mean
+
+    def _due(self, every: int) -> bool:
+        """Whether something that happens every so many steps happens after the step just done."""
+        return self.state.step == self.recipe.run.steps or bool(every and self.state.step % every == 0)
+
+    def _save(self, record: Record | None = None) -> None:
+        """A checkpoint of the state now; older ones go once it is safe."""
+        settings, root = self.recipe.checkpoint, self.folder.checkpoints
+        with self.clock.phase("save"):
+            self.observer.phase("save")
+            value = record.get(settings.keep_best) if record and settings.keep_best else None
+            if value is not None and (self.state.best is None or value > self.state.best):
+                self.state = replace(self.state, best=value, best_step=self.state.step)
+            self.folder.sync()
+            checkpoint.save(root, self.state, to_toml(self.recipe), self.backend.save)
+            best = self.state.best_step
+            checkpoint.prune(root, settings.keep, None if best is None else checkpoint.folder_of(root, best))
+
+    def _resume(self) -> None:
+        """Go on from the newest whole checkpoint, or from the start where there is none."""
+        found, damaged = checkpoint.find(self.folder.checkpoints)
+        for line in damaged:
+            self.observer.notice(Notice("damaged_checkpoint", line))
+        if found is not None:
+            self.backend.load(found)
+            self.state = checkpoint.read_state(found)
+        self.folder.rewind(self.state.step)
+        if self.folder.metrics.exists():
+            self._first = next(read_lines(self.folder.metrics), None)
+        if self.folder.notices.exists():
+            self._noticed = {record["name"] for record in read_lines(self.folder.notices)}
+
+    def _interrupt(self) -> None:
+        if self.state.step and not checkpoint.folder_of(self.folder.checkpoints, self.state.step).exists():
+            self._save()
+        raise Interrupted(self.state.step)
+
+    def _guard(self, nothing_finite: bool) -> None:
+        """Stop a run whose updates are no numbers any more."""
+        self._nonfinite = self._nonfinite + 1 if nothing_finite else 0
+        if self._nonfinite >= NONFINITE_STEPS:
+            found, _ = checkpoint.find(self.folder.checkpoints)
+            raise UserError(
+                f"{self.folder.path}: no update was finite in {NONFINITE_STEPS} steps; the last good checkpoint is "
+                f"{found or 'none yet'}; lower update.learning_rate or set model.dtype to float32, then use --resume"
+            )
+
+
+def rollout_records(batch: RolloutBatch, credit: Credit, roller: Roller) -> Iterator[Record]:
+    """A line for each response: texts, ids, reward, advantage, and the numbers of every token."""
+    scores, starts = credit.scored.scores, batch.sequences.starts
+    columns = {
+        "logprobs": scores.logprobs,
+        "entropies": scores.entropies,
+        "coefficients": credit.coefficients.weights,
+        "margins": credit.coefficients.margins,
+    }
+    rounded = {name: np.round(np.asarray(values, np.float64), 6).tolist() for name, values in columns.items()}
+    for row, (text, verdict) in enumerate(zip(batch.texts, batch.verdicts, strict=True)):
+        group = row // batch.samples
+        problem, prompt = batch.problems[group], batch.sequences.prompts[row]
+        first, last = int(starts[row]), int(starts[row + 1])
+        yield {
+            "group": group,
+            "problem": problem.id,
+            "prompt": roller.tokenizer.decode(prompt, skip_special=False),
+            "prompt_ids": prompt.tolist(),
+            "response": text,
+            "tokens": batch.sequences.tokens[first:last].tolist(),
+            "answer": problem.answer,
+            "reward": verdict.reward,
+            "correct": verdict.correct,
+            "failure": verdict.failure,
+            "advantage": float(credit.advantages[row]),
+            "truncated": bool(batch.truncated[row]),
+        } | {name: values[first:last] for name, values in rounded.items()}
+
+
+def _examples(batch: RolloutBatch) -> list[Example]:
+    """The batch's first right and first wrong response."""
+    rows = [np.flatnonzero(batch.correct == right)[:1] for right in (True, False)]
+    return [
+        Example(
+            question=batch.problems[row // batch.samples].question,
+            response=batch.texts[row],
+            correct=bool(batch.correct[row]),
+            reward=float(batch.rewards[row]),
+        )
+        for row in np.concatenate(rows)
+    ]
+
+
+def _emptied(folder: Path) -> Path:
+    """The folder, there and without files of an earlier export."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.unlink()
+    return folder

@@ -1,0 +1,102 @@
+"""Plain words when something is wrong: each a condition on a step's metrics and what it means.
+
+Pure functions of the numbers that are recorded anyway, so a finished run can be examined as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from delta_cli.training.observer import Notice
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tripwire:
+    """Fires when ``check(record, first)`` is true; ``first`` is the run's first record."""
+
+    name: str
+    check: Callable[[Record, Record], bool]
+    text: str  # formatted with the record
+
+
+TRIPWIRES = (
+    Tripwire(
+        "ratio_not_one",
+        lambda now, first: now["ratio_gap_first"] is not None and now["ratio_gap_first"] > 0.02,
+        "at the first update the log-probabilities differ from those just scored by up to {ratio_gap_first:.3g} nats; "
+        "they must be equal. The forward passes of scoring and training disagree: turn off dropout, or try "
+        'model.dtype = "float32"',
+    ),
+    Tripwire(
+        "weights_did_not_move",
+        lambda now, first: now["updates"] > 1 and now["grad_norm"] > 0 and now["ratio_gap"] == 0,
+        "the gradient is {grad_norm:.3g} but the log-probabilities did not change after the update: the learning rate "
+        "({learning_rate:g}) is too small for the weights' precision, or nothing is trainable",
+    ),
+    Tripwire(
+        "gradient_zero",
+        lambda now, first: now["updates"] > 0 and now["grad_norm"] == 0,
+        "the gradient is exactly 0 although rewards differ: no trainable weight reaches the loss; check model.lora",
+    ),
+    Tripwire(
+        "groups_equal",
+        lambda now, first: now["equal_groups"] == 1,
+        "every prompt's responses all got one reward (accuracy {accuracy:.0%}), so nothing was learned in this step "
+        "and the weights stayed as they were. Choose harder problems, or easier ones, or set rollout.dynamic = true",
+    ),
+    Tripwire(
+        "all_truncated",
+        lambda now, first: now["truncated"] == 1,
+        "every response ran into the limit, so none could end with an answer: raise rollout.max_tokens, or check that "
+        "the model knows its end-of-sequence token",
+    ),
+    Tripwire(
+        "entropy_collapse",
+        lambda now, first: now["entropy_mean"] < 0.05 * first["entropy_mean"] and now["accuracy"] < 0.9,
+        "entropy fell to {entropy_mean:.3g} nats: the policy says nearly the same each time and has stopped exploring. "
+        "Lower update.learning_rate, raise method.eps_high, or add update.kl_coefficient",
+    ),
+    Tripwire(
+        "engine_mismatch",
+        lambda now, first: now["engine_gap_mean"] > 0.05,
+        "the sampling engine's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: "
+        "rollouts come from other weights or another precision. Set update.importance_cap = 2.0, or one precision",
+    ),
+    Tripwire(
+        "no_contrast",
+        lambda now, first: bool(now["degenerate"]) and now["equal_groups"] < 1,
+        "DelTA found no contrast ({degenerate}), so all tokens weighed the same in this step",
+    ),
+    Tripwire(
+        "coefficients_equal",
+        lambda now, first: now["coefficient_std"] == 0 and not now["degenerate"],
+        "all token coefficients are equal although the sides differ: check delta.lambda_min, delta.lambda_max and "
+        "delta.proxy",
+    ),
+    Tripwire(
+        "reward_failures",
+        lambda now, first: now["reward_failures"] > 0,
+        "{reward_failures} verifications were killed or failed and count as reward 0; the reasons are in rollouts/. "
+        "Raise reward.timeout where the machine is slow",
+    ),
+    Tripwire(
+        "nonfinite",
+        lambda now, first: now["nonfinite_updates"] > 0,
+        "{nonfinite_updates} updates had a loss or gradient that was not finite and were skipped; lower "
+        'update.learning_rate, or use model.dtype = "float32"',
+    ),
+)
+
+
+def fired(record: Record, first: Record, already: set[str]) -> list[Notice]:
+    """The notices of a step that were not given before; their names are added to ``already``."""
+    found = []
+    for wire in TRIPWIRES:
+        if wire.name not in already and wire.check(record, first):
+            already.add(wire.name)
+            found.append(Notice(wire.name, f"step {record['step']}: {wire.text.format(**record)}"))
+    return found

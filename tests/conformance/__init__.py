@@ -1,0 +1,1 @@
+"""Every backend through one suite, against one float64 oracle."""

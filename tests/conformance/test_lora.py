@@ -1,0 +1,77 @@
+"""Adapters: where they start, that every verb goes through them, and what is saved and exported of them.
+
+The fake backend trains whole models only, and says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.interface import Backend, BackendError, LoraSettings, Sampling, Sequences
+
+from .conftest import EOS, Make, Tolerance
+from .objectives import Clipped, exported
+from .oracle import Oracle
+
+LORA = LoraSettings(rank=3, scale=2.0, targets=("q_proj", "v_proj", "down_proj"), layers=1)
+
+
+@pytest.fixture
+def adapted(name: str, make: Make) -> Make:
+    """Make a backend with adapters."""
+    if name == "fake":
+        with pytest.raises(BackendError, match="LoRA"):
+            make(lora=LORA)
+        pytest.skip("the fake backend trains whole models and refused, as it should")
+    return lambda **settings: make(lora=LORA, **settings)
+
+
+def update(backend: Backend, sequences: Sequences) -> None:
+    for _ in range(2):  # the first moves only B, which starts at zero; the second A as well
+        backend.accumulate(sequences, Clipped(sequences, np.full(len(sequences.tokens), -3.0)))
+        assert backend.step(0.02) > 0
+
+
+def test_fresh_adapters_are_the_base_model(
+    adapted: Make, oracle: Oracle, sequences: Sequences, tolerance: Tolerance
+) -> None:
+    backend = adapted()
+    last_layer = 3 * (16 + 32) + 3 * (16 + 16) + 3 * (24 + 16)  # rank · (inputs + outputs) of q, v and down
+    assert backend.trainable == last_layer
+    expected = oracle.distributions(sequences).logprobs.detach()
+    np.testing.assert_allclose(backend.score(sequences).logprobs, expected, atol=tolerance.logprob, rtol=0)
+
+
+def test_trained_adapters_reach_rollouts_and_exports(
+    adapted: Make, folder: Path, sequences: Sequences, tolerance: Tolerance, tmp_path: Path
+) -> None:
+    """The engine samples from the trained policy, the reference is still the base, the export is merged."""
+    backend = adapted(keep_reference=True)
+    before = backend.score(sequences).logprobs
+    update(backend, sequences)
+    after = backend.score(sequences).logprobs
+    assert np.abs(after - before).max() > 0.1
+    np.testing.assert_allclose(backend.reference(sequences), before, atol=tolerance.logprob, rtol=0)
+
+    prompt = np.array([5, 6, 7])
+    drawn = backend.rollout([prompt], Sampling(max_tokens=6, stop_ids=(EOS,), samples=4))
+    scored = backend.score(Sequences((prompt,) * 4, drawn.tokens, drawn.starts)).logprobs
+    np.testing.assert_allclose(drawn.logprobs, scored, atol=2 * tolerance.logprob, rtol=0)
+
+    weights = exported(backend, tmp_path / "export")
+    assert not [name for name in weights if "lora" in name]
+    merged = Oracle(tmp_path / "export").distributions(sequences).logprobs.detach()
+    np.testing.assert_allclose(after, merged, atol=2 * tolerance.logprob, rtol=0)
+
+
+def test_adapters_that_were_saved_go_on_bit_for_bit(adapted: Make, sequences: Sequences, tmp_path: Path) -> None:
+    straight, fresh = adapted(), adapted(seed=1)
+    update(straight, sequences)
+    straight.save(tmp_path)
+    fresh.load(tmp_path)
+    for backend in (straight, fresh):
+        update(backend, sequences)
+    np.testing.assert_array_equal(fresh.score(sequences).logprobs, straight.score(sequences).logprobs)

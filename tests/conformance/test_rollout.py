@@ -1,0 +1,121 @@
+"""Sampling: what is drawn, how often, and what is said about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from backends.interface import Backend, Completions, Sampling, Sequences
+
+from .conftest import EOS, VOCAB, Make, Tolerance
+from .oracle import Oracle
+
+PROMPTS = [np.array([5, 6, 7, 8]), np.array([21]), np.array([3, EOS, 9])]  # one token; an id beyond the tokenizer
+SAMPLING = Sampling(max_tokens=8, stop_ids=(EOS, 11), samples=3, seed=4)
+
+
+def responses(completions: Completions) -> list[list[int]]:
+    return [part.tolist() for part in np.split(completions.tokens, completions.starts[1:-1])]
+
+
+def as_sequences(completions: Completions, sampling: Sampling) -> Sequences:
+    prompts = tuple(prompt for prompt in PROMPTS for _ in range(sampling.samples))
+    return Sequences(prompts, completions.tokens, completions.starts, sampling.temperature)
+
+
+def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
+    """Of Pearson's chi-square; ids expected fewer than five times are counted together."""
+    expected = counts.sum() * p / p.sum()
+    rare = expected < 5
+    merged = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
+    return float(chisquare(*(merged if rare.any() else (counts, expected))).pvalue)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8), (0.0, 1.0)])
+def test_engine_logprobs_equal_scored_ones(
+    backend: Backend, temperature: float, top_p: float, tolerance: Tolerance
+) -> None:
+    """At the sampling temperature, and before top-p took the tail away."""
+    sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, top_p=top_p)
+    completions = backend.rollout(PROMPTS, sampling)
+    scored = backend.score(as_sequences(completions, sampling)).logprobs
+    assert completions.logprobs.dtype == np.float32
+    np.testing.assert_allclose(completions.logprobs, scored, atol=2 * tolerance.logprob, rtol=0)
+
+
+def test_responses_end_where_they_should(backend: Backend) -> None:
+    """At the first stop id, which is kept, or at the limit, and then they are truncated."""
+    completions = backend.rollout(PROMPTS, SAMPLING)
+    assert completions.starts[0] == 0
+    assert completions.starts[-1] == len(completions.tokens) == len(completions.logprobs)
+    assert len(completions.truncated) == len(PROMPTS) * SAMPLING.samples
+    assert 0 < completions.truncated.sum() < len(completions.truncated), "the seed should show both kinds"
+    for tokens, truncated in zip(responses(completions), completions.truncated, strict=True):
+        assert 1 <= len(tokens) <= SAMPLING.max_tokens
+        assert not set(tokens[:-1]) & set(SAMPLING.stop_ids)
+        assert truncated == (tokens[-1] not in SAMPLING.stop_ids)
+        assert not truncated or len(tokens) == SAMPLING.max_tokens
+
+
+def test_stopping_with_the_last_token_allowed_is_not_truncation(backend: Backend) -> None:
+    everything = tuple(range(VOCAB))
+    completions = backend.rollout(PROMPTS, Sampling(max_tokens=1, stop_ids=everything))
+    assert not completions.truncated.any()
+    assert len(completions.tokens) == len(PROMPTS)
+
+
+def test_each_response_is_reported_once_and_whole(backend: Backend) -> None:
+    reported: dict[int, list[int]] = {}
+
+    def on_finished(row: int, tokens: np.ndarray) -> None:
+        assert row not in reported
+        reported[row] = tokens.tolist()
+
+    completions = backend.rollout(PROMPTS, SAMPLING, on_finished)
+    assert [reported[row] for row in sorted(reported)] == responses(completions)
+
+
+def test_the_seed_decides(backend: Backend) -> None:
+    first, again = (backend.rollout(PROMPTS, SAMPLING) for _ in range(2))
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    np.testing.assert_array_equal(first.logprobs, again.logprobs)
+    other = backend.rollout(PROMPTS, Sampling(max_tokens=8, stop_ids=(EOS,), samples=3, seed=5))
+    assert responses(other) != responses(first)
+    assert len(set(map(tuple, responses(first)))) > len(PROMPTS), "the responses to one prompt should differ"
+
+
+def test_what_is_generated_beside_it_changes_no_response(make: Make, backend: Backend) -> None:
+    alone = make(rollout_batch=2).rollout(PROMPTS, SAMPLING)
+    assert responses(alone) == responses(backend.rollout(PROMPTS, SAMPLING))
+
+
+def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Backend, oracle: Oracle) -> None:
+    sampling = Sampling(max_tokens=6, stop_ids=(EOS,), temperature=0.0, samples=2)
+    expected = [oracle.greedy(prompt, 6, (EOS,)) for prompt in PROMPTS]
+    assert len(set(map(tuple, expected))) == len(PROMPTS)
+    assert responses(backend.rollout(PROMPTS, sampling)) == [tokens for tokens in expected for _ in range(2)]
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.6)])
+def test_tokens_come_as_often_as_they_should(
+    backend: Backend, oracle: Oracle, temperature: float, top_p: float
+) -> None:
+    """Single tokens; an id outside the nucleus never comes."""
+    sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, top_p=top_p, samples=1000, seed=1)
+    counts = np.bincount(backend.rollout(PROMPTS[:1], sampling).tokens, minlength=VOCAB)
+    p = oracle.next_token(PROMPTS[0].tolist(), temperature)
+    ranked = np.argsort(-p)
+    nucleus = ranked[: np.searchsorted(np.cumsum(p[ranked]), top_p) + 1]  # fewest ids that reach top_p
+    assert set(np.flatnonzero(counts)) <= set(nucleus)
+    assert pvalue(counts[nucleus], p[nucleus]) > 1e-4
+
+
+def test_the_second_token_follows_the_first(backend: Backend, oracle: Oracle) -> None:
+    """The same after a step of the cache: the second token's frequencies given a likely first one."""
+    sampling = Sampling(max_tokens=2, stop_ids=(EOS,), samples=1500, seed=2)
+    drawn = [tokens for tokens in responses(backend.rollout(PROMPTS[1:2], sampling)) if len(tokens) == 2]
+    first = int(np.bincount([tokens[0] for tokens in drawn]).argmax())
+    counts = np.bincount([tokens[1] for tokens in drawn if tokens[0] == first], minlength=VOCAB)
+    p = oracle.next_token([*PROMPTS[1].tolist(), first])
+    assert pvalue(counts, p) > 1e-4

@@ -1,0 +1,136 @@
+"""Saving, loading, exporting, the reference policy, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from backends.interface import Backend, BackendError, Sequences
+
+from .conftest import Make, Tolerance
+from .objectives import Clipped, exported
+from .oracle import Oracle
+
+LEARNING_RATE = 0.02
+
+
+def update(backend: Backend, sequences: Sequences, times: int = 1) -> None:
+    surrogate = Clipped(sequences, np.full(len(sequences.tokens), -3.0))
+    for _ in range(times):
+        backend.accumulate(sequences, surrogate)
+        backend.step(LEARNING_RATE)
+
+
+def test_a_run_that_was_saved_goes_on_bit_for_bit(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    """In a backend loaded afresh, and in the same one after it went elsewhere."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    straight, fresh = make(), make()
+    update(straight, sequences, times=2)
+    straight.save(saved)
+    update(straight, sequences, times=2)
+    expected = exported(straight, tmp_path / "straight")
+    for name, backend in (("fresh", fresh), ("same", straight)):
+        backend.load(saved)
+        update(backend, sequences, times=2)
+        found = exported(backend, tmp_path / name)
+        assert found.keys() == expected.keys()
+        for key, weight in expected.items():
+            np.testing.assert_array_equal(found[key], weight, err_msg=key)
+
+
+def test_loading_drops_a_gradient_in_the_making(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    backend, clean = make(), make()
+    backend.save(tmp_path)
+    backend.accumulate(sequences, Clipped(sequences, np.full(len(sequences.tokens), -3.0)))
+    backend.load(tmp_path)
+    for one in (backend, clean):
+        update(one, sequences)
+    np.testing.assert_array_equal(backend.score(sequences).logprobs, clean.score(sequences).logprobs)
+
+
+@pytest.mark.parametrize("reader", ["transformers", "mlx_lm"])
+def test_export_opens_elsewhere(
+    make: Make, either: Path, sequences: Sequences, reader: str, tolerance: Tolerance, tmp_path: Path
+) -> None:
+    """And gives the log-probabilities of the backend that wrote it."""
+    if reader == "mlx_lm":
+        pytest.importorskip("mlx_lm", reason="opening an export in mlx-lm needs mlx-lm")
+    backend, folder = make(either), tmp_path / "export"
+    update(backend, sequences)
+    folder.mkdir()
+    backend.export(folder)
+    read = _logprobs_in_mlx_lm if reader == "mlx_lm" else _logprobs_in_transformers
+    expected = read(folder, sequences)
+    np.testing.assert_allclose(backend.score(sequences).logprobs, expected, atol=max(tolerance.logprob, 1e-5), rtol=0)
+    assert np.abs(expected - read(either, sequences)).max() > 0.1, "the update should show"
+
+
+def _logprobs_in_transformers(folder: Path, sequences: Sequences) -> np.ndarray:
+    return Oracle(folder, stock=True).distributions(sequences).logprobs.detach().numpy()
+
+
+def _logprobs_in_mlx_lm(folder: Path, sequences: Sequences) -> np.ndarray:
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+    parts = []
+    for row, prompt in enumerate(sequences.prompts):
+        ids = np.concatenate([prompt, sequences.response(row)])
+        logits = np.array(model(mx.array(ids)[None])[0].astype(mx.float32), dtype=np.float64) / sequences.temperature
+        log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        parts.append(log[np.arange(len(prompt) - 1, len(ids) - 1), ids[len(prompt) :]])
+    return np.concatenate(parts)
+
+
+def test_export_is_a_whole_model_folder(backend: Backend, folder: Path, tmp_path: Path) -> None:
+    """Weights as they were loaded, the tokenizer's files, and a config that says float32."""
+    found, expected = exported(backend, tmp_path / "export"), load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
+    written = tmp_path / "export"
+    assert json.loads((written / "tokenizer.json").read_text()) == json.loads((folder / "tokenizer.json").read_text())
+    assert (written / "tokenizer_config.json").is_file()
+    assert (written / "generation_config.json").is_file()
+    config = json.loads((written / "config.json").read_text())
+    assert config.get("dtype", config.get("torch_dtype")) == "float32"
+
+
+def test_an_export_is_where_another_run_starts(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    backend = make()
+    update(backend, sequences)
+    exported(backend, tmp_path / "export")
+    again = make(tmp_path / "export").score(sequences).logprobs
+    np.testing.assert_allclose(again, backend.score(sequences).logprobs, atol=1e-6, rtol=0)
+
+
+def test_the_reference_stays_behind(make: Make, sequences: Sequences) -> None:
+    backend = make(keep_reference=True)
+    before = backend.score(sequences).logprobs
+    update(backend, sequences)
+    np.testing.assert_array_equal(backend.reference(sequences), before)
+    after = backend.score(sequences).logprobs
+    assert np.abs(after - before).max() > 0.1, "reference() should leave the trained policy in place"
+
+
+def test_a_reference_that_was_not_kept(backend: Backend, sequences: Sequences) -> None:
+    with pytest.raises(BackendError, match="keep_reference"):
+        backend.reference(sequences)
+
+
+def test_a_model_that_is_not_there(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="no-such-model") as caught:
+        make(tmp_path / "no-such-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_saved_state(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=str(tmp_path)) as caught:
+        backend.load(tmp_path)
+    assert "\n" not in str(caught.value)

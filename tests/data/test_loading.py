@@ -1,0 +1,206 @@
+"""Local files of every kind: what is kept, what is left out and counted, and how broken ones are named."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from delta_cli.assets.make_tiny_base import write_tokenizer
+from delta_cli.data.loading import DataSpec, LoadReport, check_gold, load_problems
+from delta_cli.data.problem import Problem
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import UserError
+
+Rows = list[dict[str, Any]]
+ROWS: Rows = [
+    {"question": "1+1?", "answer": "2", "level": 1},
+    {"question": " 1+1? ", "answer": "2", "level": 1},
+    {"question": "", "answer": "2", "level": 1},
+    {"question": "2+2?", "answer": None, "level": 2},
+    {"question": "2+3?", "answer": "  ", "level": 2},
+    {"question": "3+3?", "answer": "6", "level": 3},
+    {"question": "much too long a question for the limit", "answer": "7", "level": 3},
+    {"question": "4+4?", "answer": "8", "level": 9},
+]
+
+
+def write_jsonl(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows), encoding="utf-8")
+
+
+def write_gzip(path: Path, rows: Rows) -> None:
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+
+
+def write_json(path: Path, rows: Rows) -> None:
+    path.write_text(json.dumps({"version": 1, "data": rows}), encoding="utf-8-sig")
+
+
+def write_csv(path: Path, rows: Rows) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path: Path, rows: Rows) -> None:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    ".jsonl": write_jsonl,
+    ".jsonl.gz": write_gzip,
+    ".json": write_json,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer.load(str(folder))
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_kind_of_file_gives_the_same_problems_and_account(
+    tmp_path: Path, tokenizer: Tokenizer, suffix: str
+) -> None:
+    file = tmp_path / f"data{suffix}"
+    WRITERS[suffix](file, ROWS)
+    loaded = load_problems(DataSpec(str(file), filter="level < 5"), tokenizer, max_prompt_tokens=20)
+    assert [(p.id, p.question, p.answer) for p in loaded.problems] == [("1", "1+1?", "2"), ("6", "3+3?", "6")]
+    assert loaded.report == LoadReport(read=8, kept=2, filtered=1, empty=1, without_gold=2, duplicated=1, too_long=1)
+    assert str(loaded.report) == (
+        "2 problems of 8 rows; left out: 1 do not meet the filter, 1 without a question, "
+        "2 without a gold answer, 1 duplicates, 1 with too long a prompt"
+    )
+
+
+def test_the_prompt_is_measured_with_its_template(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "data.jsonl"
+    write_jsonl(file, [{"question": "1234", "answer": 1}])
+    assert load_problems(DataSpec(str(file)), tokenizer, 4).report.kept == 1
+    with pytest.raises(UserError, match=r"no problem is left .*1 with too long a prompt"):
+        load_problems(DataSpec(str(file), template="chat"), tokenizer, 4)
+
+
+def test_fields_may_have_other_names_and_answers_other_forms(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    tests = {"type": "asserts", "code": "assert f(1) == 2"}
+    rows = [
+        {"ask": {"text": "a"}, "gold": 7},
+        {"ask": {"text": "b"}, "gold": 0.5},
+        {"ask": {"text": "c"}, "gold": tests},
+        {"ask": {"text": "d"}, "gold": True},
+        {"ask": {"text": "e"}, "gold": [1]},
+        {"ask": {"text": "f"}},
+        {"ask": {"text": [{"role": "system", "content": "s"}, {"role": "user", "content": "g"}]}, "gold": "8"},
+    ]
+    write_jsonl(file, rows)
+    loaded = load_problems(DataSpec(str(file), question="ask.text", answer="gold"))
+    assert [(p.question, p.answer) for p in loaded.problems] == [("a", "7"), ("b", "0.5"), ("c", tests), ("g", "8")]
+    assert loaded.report.without_gold == 3
+
+
+def test_an_answer_pattern_takes_the_last_match(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    rows = [
+        {"question": "a", "answer": "first #### 3\nthen\n#### 1,200"},
+        {"question": "b", "answer": "no mark"},
+    ]
+    write_jsonl(file, rows)
+    loaded = load_problems(DataSpec(str(file), layout="openai/gsm8k"))
+    assert [p.answer for p in loaded.problems] == ["1,200"]
+    assert loaded.report.without_gold == 1
+    own = load_problems(DataSpec(str(file), answer_pattern=r"(\w+) #### \d"))
+    assert [p.answer for p in own.problems] == ["first"]
+
+
+def test_limit_and_held_out_are_a_seeded_choice_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    write_jsonl(file, [{"question": f"q{i:03}", "answer": "1"} for i in range(100)])
+    spec = DataSpec(str(file), limit=40, held_out=0.25, seed=3)
+    loaded = load_problems(spec)
+    names = [[p.question for p in part] for part in (loaded.problems, loaded.held_out)]
+    assert [len(part) for part in names] == [30, 10]
+    assert all(part == sorted(part) for part in names)
+    assert not set(names[0]) & set(names[1])
+    assert load_problems(spec) == loaded
+    assert load_problems(DataSpec(str(file), limit=40, held_out=0.25, seed=4)).problems != loaded.problems
+    assert names[0] != [f"q{i:03}" for i in range(30)]
+
+
+def test_arithmetic_needs_no_file() -> None:
+    loaded = load_problems(DataSpec(limit=200, held_out=0.1, seed=1))
+    assert (len(loaded.problems), len(loaded.held_out)) == (180, 20)
+    assert not {p.id for p in loaded.problems} & {p.id for p in loaded.held_out}
+    assert str(loaded.report) == "200 problems of 200 rows"
+
+
+def test_gold_that_no_response_can_satisfy_is_found() -> None:
+    problems = [Problem("0", "a", "1"), Problem("1", "b", "x"), Problem("2", "c", {"type": "asserts", "code": ""})]
+
+    def accepts(response: str, gold: str) -> bool:
+        assert response == f"\\boxed{{{gold}}}"
+        return gold.isdigit()
+
+    assert check_gold(problems, accepts) == [problems[1]]
+
+
+GOOD = b'{"question": "a", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", GOOD + b"{oops\n", r"a\.jsonl:2: not valid JSON"),
+        ("a.jsonl", GOOD + b"[1, 2]\n", r"a\.jsonl:2: holds a list, not an object"),
+        ("a.jsonl", GOOD + b'{"question": "\xff"}\n', r"a\.jsonl:2: not JSON in UTF-8"),
+        ("a.jsonl", GOOD + b"[" * 100_000, r"a\.jsonl:2: not "),
+        ("a.jsonl", b'{"problem": "a", "answer": "1"}\n', r"a\.jsonl:1: no column 'question'; the columns are problem"),
+        ("a.jsonl", b"", "no problem is left"),
+        ("a.jsonl.gz", GOOD, "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(50 * GOOD)[:-12], "cannot be read"),
+        ("a.json", b'{"question": "a"}', "holds no list of records"),
+        ("a.json", b"[1]", "record 1: holds a int"),
+        ("a.csv", b"question,answer\na,1\nb\n", r"a\.csv:3: not as many cells"),
+        ("a.csv", b"question,answer\na,1\nb,2,3\n", r"a\.csv:3: not as many cells"),
+        ("a.csv", b'question,answer\na,1\n"b\n', r"a\.csv:\d: not a CSV row"),
+        ("a.csv", b"question,answer\n\xff,1\n", r"a\.csv:\d: not a CSV row in UTF-8"),
+        ("a.parquet", b"PAR1 not really", "not a readable Parquet file"),
+        ("a.txt", GOOD, "unknown kind of file"),
+    ],
+)
+def test_malformed_files_are_one_line_that_says_where(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=reason) as caught:
+        load_problems(DataSpec(str(file)))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"source": "nowhere.jsonl"}, "no such file"),
+        ({"source": "./nowhere"}, "no such file or folder"),
+        ({"limit": 0}, r"data\.limit"),
+        ({"held_out": 1.0}, r"data\.held_out"),
+        ({"source": "a.jsonl", "layout": "openai/gsm9k"}, "'openai/gsm9k' is not known"),
+        ({"source": "a.jsonl", "answer_pattern": "("}, r"data\.answer_pattern"),
+        ({"source": "a.jsonl", "answer_pattern": "#+ .*"}, "has no group"),
+        ({"source": "a.jsonl", "filter": "f("}, r"data\.filter"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        load_problems(DataSpec(**values))

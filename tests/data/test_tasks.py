@@ -1,0 +1,107 @@
+"""The generator and its solver, against Python's own arithmetic."""
+
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_cli.data.problem import Problem
+from delta_cli.data.tasks import TaskSpec, first_error, problems, solution, token_at
+from delta_cli.errors import UserError
+
+SPECS = [
+    TaskSpec(),
+    TaskSpec(digits=1),
+    TaskSpec(digits=3),
+    TaskSpec(digits=9),
+    TaskSpec("multiply"),
+    TaskSpec("multiply", digits=3, filler=2),
+    TaskSpec(filler=5),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_step_of_a_derivation_is_true(spec: TaskSpec) -> None:
+    for problem in problems(spec, 40, seed=3):
+        expression = problem.question.removesuffix("=?")
+        assert problem.answer == str(eval(expression))
+        *steps, boxed = solution(problem, spec).split(" ")
+        assert boxed == "-" * spec.filler + f"\\boxed{{{problem.answer}}}"
+        for step in steps:
+            left, right = step.removeprefix("-" * spec.filler).split("=")
+            assert eval(left) == int(right)
+
+
+def test_the_answer_follows_from_the_columns_of_an_addition() -> None:
+    spec = TaskSpec(digits=3)
+    for problem in problems(spec, 200, seed=1):
+        sums = [int(total) for total in re.findall(r"=(\d+)", solution(problem, spec))]
+        digits = [str(total % 10) for total in sums[:-1]] + [str(sums[-1])[::-1]]
+        assert "".join(digits)[::-1] == problem.answer
+
+
+def test_written_out() -> None:
+    problem = Problem("95+17", "95+17=?", "112")
+    assert solution(problem, TaskSpec()) == "5+7=12 9+1+1=11 \\boxed{112}"
+    assert solution(problem, TaskSpec(filler=2)) == "--5+7=12 --9+1+1=11 --\\boxed{112}"
+    product = Problem("23*45", "23*45=?", "1035")
+    assert solution(product, TaskSpec("multiply")) == "23*5=115 23*40=920 115+920=1035 \\boxed{1035}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_the_same_arguments_give_the_same_problems_all_different(spec: TaskSpec) -> None:
+    count = 20 if spec.digits == 1 else 300
+    first = problems(spec, count, seed=5)
+    assert first == problems(spec, count, seed=5)
+    assert first != problems(spec, count, seed=6)
+    assert len({problem.id for problem in first}) == count
+
+
+def test_splits_share_no_pair_of_operands_in_either_order() -> None:
+    def pairs(split: str) -> set[frozenset[str]]:
+        return {frozenset(p.id.split("+")) for seed in range(5) for p in problems(TaskSpec(), 1000, seed, split)}
+
+    train, held_out = pairs("train"), pairs("held_out")
+    assert not train & held_out
+    assert len(train) > 2500
+    assert len(held_out) > 700
+
+
+def test_more_problems_than_there_are() -> None:
+    with pytest.raises(UserError, match=r"only \d+ in 'held_out', 3000 asked"):
+        problems(TaskSpec(), 3000, 0, "held_out")
+
+
+@pytest.mark.parametrize("values", [{"operation": "divide"}, {"digits": 0}, {"digits": 10}, {"filler": -1}], ids=str)
+def test_a_task_that_does_not_exist(values: dict) -> None:
+    with pytest.raises(UserError):
+        TaskSpec(**values)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_a_changed_character_is_found_where_it_is(seed: int) -> None:
+    rng = random.Random(seed)
+    spec = rng.choice(SPECS)
+    problem = problems(spec, 1, seed)[0]
+    right = solution(problem, spec)
+    place = rng.randrange(len(right))
+    wrong = right[:place] + rng.choice([c for c in "0123456789+= x" if c != right[place]]) + right[place + 1 :]
+    assert first_error(problem, right, spec) is None
+    assert first_error(problem, right + "\n", spec) is None
+    if wrong.rstrip() != right:
+        assert first_error(problem, wrong, spec) == min(place, len(wrong.rstrip()))
+    assert first_error(problem, right + "7", spec) == len(right)
+    assert first_error(problem, right[: place + 1].rstrip()[:-1], spec) is not None
+
+
+def test_the_token_of_a_character() -> None:
+    pieces = ["ab", "", "c", "<eos>"]
+    assert [token_at(pieces, place) for place in range(4)] == [0, 0, 2, 3]
+    assert token_at(pieces, 99) == 3
+
+
+def test_only_arithmetic_has_known_steps() -> None:
+    with pytest.raises(UserError, match="steps are not known"):
+        solution(Problem("1", "What is 1+1?", "2"), TaskSpec())

@@ -1,0 +1,185 @@
+"""Comparisons of made-up evaluations against numpy and scipy on their outcomes, and what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+from scipy import stats
+
+from delta_cli.errors import UserError
+from delta_cli.evaluation import results
+from delta_cli.evaluation.compare import Comparison, compare
+from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
+from delta_cli.evaluation.statistics import suite_scores
+from delta_cli.evaluation.tables import render, render_comparison
+
+SETTINGS = EvaluationSettings(samples=8)
+Marks = Mapping[str, np.ndarray]  # by benchmark: [P, k]
+
+
+def marks(seed: int, chance: float, first: int = 20, second: int = 10) -> dict[str, np.ndarray]:
+    """Outcomes of 8 samples; problems differ in difficulty, in the same way for every seed."""
+    ease = np.random.default_rng(0).random((first + second, 1))
+    correct = np.random.default_rng([seed]).random((first + second, 8)) < chance * ease
+    return {"AIME24": correct[:first], "HMMT25 Feb": correct[first:]}
+
+
+def evaluation(model: str, outcomes: Marks, settings: EvaluationSettings = SETTINGS, suite: str = "s") -> Evaluation:
+    def groups(correct: np.ndarray) -> list[list[Outcome]]:
+        return [
+            [
+                Outcome(
+                    problem=f"p{index}", sample=sample, tokens=10, truncated=False, answer=str(int(mark)), correct=mark
+                )
+                for sample, mark in enumerate(row)
+            ]
+            for index, row in enumerate(correct.tolist())
+        ]
+
+    found = tuple(results.summarize(name, groups(correct), settings) for name, correct in outcomes.items())
+    return Evaluation(
+        model=model,
+        backend="fake",
+        suite=suite,
+        settings=settings,
+        responses="responses/0",
+        benchmarks=found,
+        average=results.average(found, settings.samples),
+        suite_scores=tuple(suite_scores([each.correct() for each in found]).tolist()),
+        versions={},
+    )
+
+
+def text(renderable: RenderableType, width: int = 80) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_differences_and_the_test_are_those_of_the_outcomes() -> None:
+    first, second = marks(1, 1.0), marks(2, 0.6)
+    comparison = compare(evaluation("a", first), evaluation("b", second))
+    for row in comparison.benchmarks:
+        difference = first[row.name].mean(1) - second[row.name].mean(1)
+        assert row.difference.mean == pytest.approx(difference.mean())
+        assert row.difference.standard_error == pytest.approx(difference.std() / np.sqrt(len(difference)), rel=0.03)
+    everything = [np.concatenate(list(each.values())) for each in (first, second)]
+    difference = everything[0].mean(1) - everything[1].mean(1)
+    assert comparison.average.difference.mean == pytest.approx(difference.mean())
+    assert comparison.average.difference.low < difference.mean() < comparison.average.difference.high
+    expected = stats.mannwhitneyu(everything[0].mean(0), everything[1].mean(0), alternative="greater")
+    assert comparison.test.statistic == expected.statistic
+    assert comparison.test.p_value == pytest.approx(expected.pvalue)
+    assert comparison.test.p_value < 0.01
+    assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
+
+
+def test_the_same_outcomes_differ_by_nothing() -> None:
+    same = evaluation("a", marks(1, 0.5))
+    average = compare(same, same).average.difference
+    assert (average.mean, average.low, average.high) == (0, 0, 0)
+
+
+def test_pairing_by_problem_is_narrower_than_without() -> None:
+    """Problems differ much in difficulty, policies little: the paired error is under the one of two separate means."""
+    average = compare(evaluation("a", marks(1, 1.0)), evaluation("b", marks(2, 0.9))).average
+    assert average.difference.standard_error < 0.7 * np.hypot(
+        average.first.standard_error, average.second.standard_error
+    )
+
+
+def test_equal_policies_are_rarely_told_apart() -> None:
+    """100 comparisons of a policy with itself at another seed: the 95 % interval misses 0 in 1 to 12 of them."""
+    misses = 0
+    for seed in range(100):
+        average = compare(evaluation("a", marks(2 * seed, 0.7)), evaluation("b", marks(2 * seed + 1, 0.7))).average
+        misses += not average.difference.low <= 0 <= average.difference.high
+    assert 1 <= misses <= 12
+
+
+def test_only_shared_problems_count_whatever_their_order() -> None:
+    whole = evaluation("a", marks(1, 0.8))
+    part = marks(2, 0.6)
+    part["AIME24"] = part["AIME24"][:12]
+    other = evaluation("b", part)
+    shuffled = other.benchmarks[0].model_copy(
+        update={"outcomes": dict(reversed(list(other.benchmarks[0].outcomes.items())))}
+    )
+    comparison = compare(whole, other.model_copy(update={"benchmarks": (shuffled, other.benchmarks[1])}))
+    assert (comparison.average.questions, comparison.unshared) == (22, 8)
+    difference = marks(1, 0.8)["AIME24"][:12].mean() - part["AIME24"].mean()
+    assert comparison.benchmarks[0].difference.mean == pytest.approx(difference)
+    assert "8 problems that only one evaluation has" in " ".join(text(render_comparison(comparison)).split())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (evaluation("b", marks(1, 0.5), suite="t"), "suite is 's' and 't'"),
+        (evaluation("b", marks(1, 0.5), SETTINGS.model_copy(update={"top_p": 1.0})), "top_p is 0.7 and 1.0"),
+        (evaluation("b", {"AIME24": marks(1, 0.5)["AIME24"]}), "only one has benchmark 'HMMT25 Feb'"),
+    ],
+)
+def test_unlike_evaluations_are_refused_with_the_difference(other: Evaluation, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(evaluation("a", marks(1, 0.5)), other)
+
+
+def test_another_seed_may_be_compared_and_no_shared_problem_may_not() -> None:
+    mine = evaluation("a", marks(1, 0.5))
+    compare(mine, evaluation("b", marks(1, 0.5), SETTINGS.model_copy(update={"seed": 9})))
+    renamed = tuple(
+        each.model_copy(update={"outcomes": {f"x{key}": value for key, value in each.outcomes.items()}})
+        for each in mine.benchmarks
+    )
+    with pytest.raises(UserError, match="no problem has the same id"):
+        compare(mine, mine.model_copy(update={"benchmarks": renamed}))
+
+
+def test_an_evaluation_with_outcomes_cut_off_is_refused() -> None:
+    table = evaluation("a", marks(1, 0.5)).model_dump()
+    table["benchmarks"][0]["outcomes"]["p3"] = "01"
+    with pytest.raises(ValueError, match="2 of 8 outcomes of problem 'p3'"):
+        Evaluation.model_validate(table)
+
+
+def test_the_statement_says_which_test_was_made() -> None:
+    comparison = compare(evaluation("a", marks(1, 1.0)), evaluation("b", marks(2, 0.6)))
+    statement = comparison.statement
+    assert "One-sided Mann–Whitney U test that a scores higher than b, over 8 and 8 repeated scores" in statement
+    assert "normal approximation" in statement  # scores of 30 questions repeat, so there are ties
+    assert f"U = {comparison.test.statistic:g}, p = {comparison.test.p_value:.3g}" in statement
+
+
+def test_the_table_has_the_papers_layout() -> None:
+    made = evaluation("some/model[bold]", marks(1, 0.7))
+    shown = text(render(made), width=120)
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["AIME24", "Feb", "Avg"] in lines  # the average last; "HMMT25 Feb" takes two lines
+    place = next(index for index, line in enumerate(lines) if line[:1] == ["avg@8"])
+    columns = (*made.benchmarks, made.average)
+    assert lines[place][1:] == [f"{100 * each.avg.mean:.2f}" for each in columns]
+    assert lines[place + 1] == [f"±{100 * each.avg.standard_error:.2f}" for each in columns]
+    assert {line.split()[0] for line in shown.splitlines() if "@" in line} == {
+        "avg@8",
+        "pass@2",
+        "pass@4",
+        "pass@8",
+        "maj@8",
+    }
+    assert "some/model[bold]" in shown  # not read as markup
+
+
+def test_seven_benchmarks_fit_a_terminal_of_eighty() -> None:
+    seven = {f"HMMT2{index} Feb": marks(index, 0.7)["AIME24"] for index in range(7)}
+    made = evaluation("model", seven)
+    shown = text(render(made))
+    assert "questions" in shown
+    assert "95 % interval" in shown
+    for each in (*made.benchmarks, made.average):
+        assert f"{100 * each.avg.mean:.2f}" in shown  # not cut short
+    assert all(len(line) <= 80 for line in shown.splitlines())
