@@ -94,7 +94,7 @@ def literal(batch: Batch, dtype: type[np.floating] = np.float32) -> tuple[np.nda
     for part, v in proxies():  # the refinement; it stores the next temperatures, from the same margins
         D[part] = margins(v, mu, part)
         alpha[part] = 1 / (1 + np.exp(-D[part] / gamma[part]))
-        sums = [total + mass[part] * alpha[part] @ v for total, mass in zip(sums, masses, strict=True)]
+        sums = [total + (mass[part] * alpha[part]) @ v for total, mass in zip(sums, masses, strict=True)]
     gamma = temperatures(D)
     mu = centroids(sums, [(mass * alpha).sum() for mass in masses])
     for part, v in proxies():  # the final score

@@ -120,14 +120,14 @@ def direct(
 
 def random_model(folder: Path) -> str:
     """A small Qwen3 with random weights."""
-    write_qwen3(folder, vocab_size=4096, hidden=256, layers=4, heads=4, head_dim=64, intermediate=768)
+    write_qwen3(folder, vocab_size=1024, hidden=128, layers=2, heads=4, head_dim=32, intermediate=384)
     return str(folder)
 
 
 def random_prompts(count: int, length: int) -> list[Ids]:
     """Prompts of half to one and a half times ``length`` ids."""
     rng = np.random.default_rng(0)
-    return [rng.integers(8, 4096, rng.integers(length // 2, length + length // 2)) for _ in range(count)]
+    return [rng.integers(8, 1024, rng.integers(length // 2, length + length // 2)) for _ in range(count)]
 
 
 def machine() -> dict[str, str]:

@@ -8,10 +8,13 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backends.interface import BackendError, LoraSettings
 from backends.mlx.model import Policy
+
+LINEAR = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 
 
 def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
@@ -22,14 +25,13 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
     """
     policy.model.freeze()
     layers = policy.text.layers
-    names = {path for layer in layers for path, _ in layer.named_modules()}
-    keys = sorted(path for path in names if path.split(".")[-1] in settings.targets)
+    linear = sorted({path for layer in layers for path, module in layer.named_modules() if isinstance(module, LINEAR)})
+    kinds = {path.split(".")[-1] for path in linear}
     for target in settings.targets:
-        if not any(path.split(".")[-1] == target for path in keys):
-            linear = {path.split(".")[-1] for path in names if path.endswith("_proj")}
-            raise BackendError(
-                f"[model.lora] targets '{target}', which no layer has; choose from {', '.join(sorted(linear))}"
-            )
+        if target not in kinds:
+            choice = ", ".join(sorted(kinds))
+            raise BackendError(f"[model.lora] targets '{target}', which no layer has; choose from {choice}")
+    keys = [path for path in linear if path.split(".")[-1] in settings.targets]
     mx.random.seed(seed)
     linear_to_lora_layers(policy.text, _count(policy, settings), _parameters(settings, keys))
     mx.eval(policy.model.trainable_parameters())

@@ -45,11 +45,10 @@ class Head:
         return hidden @ self.weight.T
 
     def transposed(self, over_vocabulary: mx.array) -> mx.array:
-        """x·W: [n, V] → [n, H]."""
+        """x·W: [n, V] → [n, H], in the type of the weights."""
         if self.packing:
-            dtype = self.packing["scales"].dtype
-            return mx.quantized_matmul(over_vocabulary.astype(dtype), self.weight, transpose=False, **self.packing)
-        return over_vocabulary.astype(self.weight.dtype) @ self.weight
+            return mx.quantized_matmul(over_vocabulary, self.weight, transpose=False, **self.packing)
+        return over_vocabulary @ self.weight
 
     def rows(self, ids: mx.array) -> mx.array:
         """W at ``ids``, of any shape: [..., H] float32."""
@@ -80,7 +79,8 @@ def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.arr
         rest = -mx.expm1(pick(log_softmax, targets))  # 1 − p, exact where p is close to 1
         return rest[:, None] * hidden.astype(mx.float32)
     if proxy.kind == "hidden_exact":
-        return head.rows(targets) - head.transposed(mx.exp(log_softmax)).astype(mx.float32)
+        expected = head.transposed(mx.exp(log_softmax).astype(hidden.dtype))
+        return head.rows(targets) - expected.astype(mx.float32)
     k = min(proxy.k, log_softmax.shape[-1])
     likeliest = mx.argpartition(-log_softmax, kth=k - 1, axis=-1)[:, :k]
     q = mx.softmax(mx.take_along_axis(log_softmax, likeliest, axis=-1), axis=-1)

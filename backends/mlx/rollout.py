@@ -127,8 +127,8 @@ class Rollout:
         if self.sampling.temperature == 0:
             tokens = mx.argmax(logprobs, axis=-1)
         else:
-            noise = [self.noise[row][len(self.tokens[row]) + offset] for row in rows]
-            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), mx.array(noise, dtype=mx.float32))
+            noise = np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows], dtype=np.float32)
+            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), mx.array(noise))
         picked = mx.take_along_axis(logprobs, tokens[:, None], axis=-1).squeeze(-1)
         mx.async_eval(picked)
         self.drawn.append((rows, picked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +115,7 @@ def find_subject(name: str) -> Subject:
 
 
 def _benchmarks(
-    subject: Subject, suite: str | None, data: str | None, limit: int | None, changes: dict[str, object]
+    subject: Subject, suite: str | None, data: str | None, limit: int | None, changes: Mapping[str, object]
 ) -> tuple[str, EvaluationSettings, list[Benchmark]]:
     """Name, settings and problems of what is asked for."""
     from delta_cli.evaluation import suites
@@ -129,16 +130,18 @@ def _benchmarks(
         )
     else:
         own = suites.file_suite("held_out", _settings_of(subject)).with_settings(**changes)
-        return "held_out", own.settings, [_held_out(subject.recipe, limit)]
+        return "held_out", own.settings, _own_benchmarks(subject.recipe, limit)
     return chosen.name, chosen.settings, suites.load_benchmarks(chosen.benchmarks, limit)
 
 
-def _held_out(recipe: Recipe, limit: int | None) -> Benchmark:
-    from delta_cli.evaluation.evaluate import Benchmark
-    from delta_cli.training.setup import load_data, load_tokenizer
+def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
+    """What the run is evaluated on while it trains."""
+    from delta_cli.recipe.loading import with_overrides
+    from delta_cli.training.setup import load_benchmarks, load_data, load_tokenizer
 
-    problems = load_data(recipe, load_tokenizer(recipe)).held_out
-    return Benchmark("held_out", problems[: limit or recipe.evaluation.problems])
+    if limit is not None:
+        recipe = with_overrides(recipe, [f"evaluation.problems={limit}"])
+    return load_benchmarks(recipe, load_data(recipe, load_tokenizer(recipe)))
 
 
 def _settings_of(subject: Subject) -> EvaluationSettings:

@@ -15,6 +15,7 @@ from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
+    from delta_cli.reporting.console import Mode
 
 QUICKSTART = "quickstart"
 
@@ -53,7 +54,7 @@ def train(
         return
     if not resume and (folder / "recipe.toml").exists():
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
-    mode = "json" if json else "quiet" if quiet else "auto"
+    mode: Mode = "json" if json else "quiet" if quiet else "auto"
     sys.exit(_train(loaded, backend, folder, mode, resume))
 
 
@@ -64,7 +65,7 @@ def quickstart() -> Path:
     return Path(assets.__file__).parent / "quickstart.toml"
 
 
-def _train(recipe: Recipe, backend: str, folder: Path, mode: str, resume: bool) -> int:
+def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool) -> int:
     """Run to the end or until asked to stop; the exit code."""
     from delta_cli.reporting.console import console_observer
     from delta_cli.training.setup import open_trainer

@@ -200,11 +200,12 @@ class Update(Section):
 
 
 class Evaluation(Section):
-    """Evaluation on held-out problems while training."""
+    """Evaluation while training, with the prompt template of training."""
 
     every: int = key(10, "steps between evaluations; 0: only after the last", "steps", ge=0)
     at_start: bool = key(True, "evaluate before the first step")
-    problems: int = key(128, "held-out problems, at most", "problems", ge=1)
+    suite: str | None = key(None, "suite to evaluate on; absent: the problems that data.held_out keeps apart")
+    problems: int = key(128, "problems of each benchmark, at most", "problems", ge=1)
     samples: int = key(1, "responses for each problem", "responses", ge=1, le=4096)
     temperature: float = key(1.0, "sampling temperature; 0: the likeliest token", ge=0, le=10)
     top_p: float = key(1.0, "nucleus sampling", gt=0, le=1)

@@ -37,8 +37,8 @@ PHASES = {
     "evaluate": "evaluation",
     "save": "saving",
 }
-# Only the sixteen colours every terminal theme defines, and none that vanishes on white or on black.
-RIGHT, WRONG, BAR, QUIET = "green", "red", "cyan", "bright_black"
+# Only colours that every theme defines and none that vanishes on white or on black; grey does on some.
+RIGHT, WRONG, BAR, QUIET, LOUD = "green", "red", "cyan", "dim", "not dim"
 
 
 @dataclass
@@ -80,9 +80,7 @@ class LiveObserver(Observer):
         self._title = visible(title)
         self._pace.begin(steps, first)
         self._begun = self._stepped = time.monotonic()
-        self._live = Live(
-            console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND, screen=False
-        )
+        self._live = Live(console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND)
         self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
@@ -133,25 +131,24 @@ class LiveObserver(Observer):
             parts += [Text(), self._curves(inside), Text(), self._numbers(inside)]
         if self._examples:
             parts += [Text(), *(self._example(self._examples[key], inside) for key in sorted(self._examples)[::-1])]
-        title = Text(f" {tail(self._title, inside - 4)} ", style="bold")
+        title = Text(tail(self._title, inside - 4), style="bold not dim")
         return Panel(Group(*parts), title=title, title_align="left", border_style=QUIET, width=width, padding=(0, 1))
 
     def _progress(self, width: int) -> Table:
         """The run's bar and the phase's."""
         now = time.monotonic()
         left = self._pace.left
-        done = f"{duration(now - self._begun)}"
+        time_text = duration(now - self._begun)
         if left is not None:
-            done += f", {duration(max(left - (now - self._stepped), 0))} left"
+            time_text += f", {duration(max(left - (now - self._stepped), 0))} left"
         table = Table.grid(padding=(0, 1))
         table.add_column(width=10, no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
         bar = max(width // 3, 10)
         steps = max(self._pace.steps, 1)
-        table.add_row(
-            Text("step", style="bold"), _bar(self._pace.done, steps, bar), f"{self._pace.done}/{self._pace.steps}  {done}"
-        )
+        done = f"{self._pace.done}/{self._pace.steps}  {time_text}"
+        table.add_row(Text("step", style="bold"), _bar(self._pace.done, steps, bar), done)
         phase = self._phase
         if phase is None:
             return table
@@ -192,8 +189,8 @@ class LiveObserver(Observer):
             "clipped": percent(last.get("clip_fraction")),
             "memory": memory(last.get("peak_memory")),
         }
-        parts = [Text(f"{name} ", style=QUIET).append(value, style="default") for name, value in shown.items()]
-        loss = Text("loss ", style=QUIET).append(number(last.get("loss")), style="default")
+        parts = [Text(f"{name} ", style=QUIET).append(value, style=LOUD) for name, value in shown.items()]
+        loss = Text("loss ", style=QUIET).append(number(last.get("loss")), style=LOUD)
         parts.append(loss.append(" (0 at the first update on a batch, by construction)", style=QUIET))
         return _flow(parts, width)
 
@@ -202,7 +199,7 @@ class LiveObserver(Observer):
         mark, style = ("✓ right", RIGHT) if example.correct else ("✗ wrong", WRONG)
         question, response = visible(example.question), visible(example.response)
         line = Text(f"{mark}  ", style=f"bold {style}")
-        line.append(_head(question, width - 10), style=f"not bold {QUIET}")
+        line.append(_head(question, width - 10), style="not bold default dim")
         room = width - line.cell_len - 2
         separator = "  " if len(response) <= room else "\n"
         return line.append(separator).append(tail(response, 2 * width - 2), style="not bold default")

@@ -6,14 +6,32 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from delta_cli.errors import UserError
 
 Record = dict[str, Any]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses into a UserError, whichever library was told so.
+
+    safetensors reports a full disk as a SafetensorError and MLX as a RuntimeError.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UserError(
+            f"{path}: cannot be written ({reason or str(error).partition(chr(10))[0]}); make room or put that right, "
+            "then go on from the last checkpoint with --resume"
+        ) from error
 
 
 class RunFolder:
@@ -51,34 +69,33 @@ class RunFolder:
         """Whether a run has begun here."""
         return self.recipe.exists()
 
-    def begin(self, recipe: str) -> None:
-        """Write the resolved recipe of a new run."""
-        self.rollouts.mkdir(exist_ok=True)
-        self.checkpoints.mkdir(exist_ok=True)
-        self.recipe.write_text(recipe, encoding="utf-8")
+    def begin(self, recipe: str, step: int | None = None) -> None:
+        """Write the resolved recipe, and forget what was recorded after ``step``; None: everything.
 
-    def rewind(self, step: int) -> None:
-        """Forget what was recorded after a step, before the run goes on from there."""
-        for file in (self.metrics, self.evaluations, self.notices):
-            if file.exists():
-                kept = [record for record in read_lines(file) if record["step"] <= step]
-                partial = file.with_suffix(".partial")
-                partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-                partial.replace(file)
-        for file in self.rollouts.glob("step-*.jsonl.gz"):
-            if int(file.name[5:11]) > step:
-                file.unlink()
+        The recipe is what makes the folder a run, so it comes last.
+        """
+        with writing(self.path):
+            self.rollouts.mkdir(exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            for file in (self.metrics, self.evaluations, self.notices):
+                if file.exists():
+                    kept = [] if step is None else [line for line in read_lines(file) if line["step"] <= step]
+                    _write_whole(file, "".join(map(_line, kept)))
+            for file in self.rollouts.glob("step-*.jsonl.gz"):
+                if int(file.name[5:-9]) > (step or 0):
+                    file.unlink()
+            _write_whole(self.recipe, recipe)
 
     def append(self, file: Path, record: Record) -> None:
         """Add a line to one of the folder's .jsonl files."""
-        with file.open("a", encoding="utf-8") as stream:
+        with writing(file), file.open("a", encoding="utf-8") as stream:
             stream.write(_line(record))
 
     def sync(self) -> None:
         """Have every line on disk before a checkpoint says that they are there."""
         for file in (self.metrics, self.evaluations, self.notices):
             if file.exists():
-                with file.open("rb") as stream:
+                with writing(file), file.open("rb") as stream:
                     os.fsync(stream.fileno())
 
     def rollout_file(self, step: int) -> Path:
@@ -90,21 +107,34 @@ class RunFolder:
         file = self.rollout_file(step)
         partial = file.with_suffix(".partial")
         # Level 1: on these lines a fifth larger than the default level and five times as fast.
-        with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
-            stream.writelines(map(_line, records))
-        partial.replace(file)
+        with writing(file):
+            with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
+                stream.writelines(map(_line, records))
+            partial.replace(file)
 
 
 def read_lines(file: Path) -> Iterator[Record]:
     """The records of a .jsonl or .jsonl.gz file, up to a last line that a killed process left torn."""
-    opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as stream:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         for line in stream:
             try:
-                yield json.loads(line)
-            except ValueError:
-                if line.endswith("\n"):
-                    raise UserError(f"{file}: not a line of JSON: {line[:60]!r}") from None
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                yield record
+            elif line.endswith(b"\n"):
+                raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; mend or remove the line")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Replace a file by one that is complete on disk."""
+    partial = file.with_name(f"{file.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
 
 
 def _line(record: Record) -> str:

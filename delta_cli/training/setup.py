@@ -13,6 +13,8 @@ from delta_cli.data.loading import DataSpec, LoadedData, load_problems
 from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.evaluation import suites
+from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import Overlong, RewardSpec
@@ -38,6 +40,7 @@ def open_trainer(
     name = registry.resolve(backend_name)
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
+    benchmarks = load_benchmarks(recipe, data)
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
@@ -48,8 +51,7 @@ def open_trainer(
         backend = registry.create(name, backend_settings(recipe))
         stack.callback(backend.close)
         roller = Roller(backend, tokenizer, grader, recipe.rollout, template_of(recipe), recipe.reward.flip, observer)
-        held_out = data.held_out[: recipe.evaluation.problems]
-        yield Trainer(recipe, backend, roller, data.problems, held_out, folder, observer, stop_asked)
+        yield Trainer(recipe, backend, roller, data.problems, benchmarks, folder, observer, stop_asked)
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
@@ -69,9 +71,9 @@ def template_of(recipe: Recipe) -> str:
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
-    """The recipe's problems; raises UserError where there are too few of them."""
+    """The recipe's problems; raises UserError where there are none."""
     data = recipe.data
-    loaded = load_problems(
+    return load_problems(
         DataSpec(
             source=data.source,
             layout=data.layout,
@@ -90,9 +92,24 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
         tokenizer,
         recipe.rollout.max_prompt_tokens,
     )
-    if not loaded.held_out:
-        raise UserError(f"data.source: {data.source}: no problem is held out; raise data.held_out ({loaded.report})")
-    return loaded
+
+
+def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
+    """What a run is evaluated on while it trains; raises UserError where that is nothing."""
+    if recipe.evaluation.suite is not None:
+        suite = suites.load_suite(recipe.evaluation.suite)
+        if suite.settings.verifier != recipe.reward.kind:
+            raise UserError(
+                f"evaluation.suite: {suite.name} is graded by the {suite.settings.verifier} verifier, but reward.kind is "
+                f"{recipe.reward.kind}; choose another suite"
+            )
+        return suites.load_benchmarks(suite.benchmarks, recipe.evaluation.problems)
+    if not data.held_out:
+        raise UserError(
+            f"data.source: {recipe.data.source}: no problem is held out to evaluate on ({data.report}); raise "
+            "data.held_out, or set evaluation.suite"
+        )
+    return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]
 
 
 def make_grader(recipe: Recipe) -> Grader:

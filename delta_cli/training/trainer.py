@@ -16,7 +16,7 @@ from delta_cli.data import sampler
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
-from delta_cli.evaluation.results import EvaluationSettings
+from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
 from delta_cli.training import checkpoint, tripwires
 from delta_cli.training.checkpoint import State
@@ -72,7 +72,7 @@ class Trainer:
     backend: Backend
     roller: Roller
     problems: Sequence[Problem]
-    held_out: Sequence[Problem]
+    benchmarks: Sequence[Benchmark]  # to evaluate on
     folder: RunFolder
     observer: Observer
     stop_asked: Callable[[], bool] = lambda: False
@@ -184,36 +184,43 @@ class Trainer:
         self.observer.notice(notice)
 
     def _evaluate(self, step: int) -> float:
-        """Accuracy on the held-out problems, recorded."""
+        """Accuracy over the problems of all benchmarks, recorded."""
         settings = self.recipe.evaluation
         with self.clock.phase("evaluate"):
-            self.observer.phase("evaluate", len(self.held_out) * settings.samples)
-            result = run_benchmark(
-                self.backend,
-                self.roller.tokenizer,
-                self.roller.grader,
-                Benchmark("held_out", self.held_out),
-                EvaluationSettings(
-                    samples=settings.samples,
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    max_tokens=settings.max_tokens or self.recipe.rollout.max_tokens,
-                    template=self.roller.template,
-                    seed=self.recipe.run.seed,
-                ),
-                progress=lambda name, done, total: self.observer.advance(done, 0),
-            )
+            total = sum(len(benchmark.problems) for benchmark in self.benchmarks)
+            self.observer.phase("evaluate", total * settings.samples)
+            results = [self._run_benchmark(benchmark) for benchmark in self.benchmarks]
+        overall = average(results, settings.samples).avg
         record = {
             "step": step,
-            "accuracy": result.avg.mean,
-            "low": result.avg.low,
-            "high": result.avg.high,
-            "problems": len(self.held_out),
+            "accuracy": overall.mean,
+            "low": overall.low,
+            "high": overall.high,
+            "problems": total,
             "samples": settings.samples,
-        }
+        } | ({result.name: result.avg.mean for result in results} if len(results) > 1 else {})
         self.folder.append(self.folder.evaluations, record)
         self.observer.evaluation(record)
-        return result.avg.mean
+        return overall.mean
+
+    def _run_benchmark(self, benchmark: Benchmark) -> BenchmarkResult:
+        settings = self.recipe.evaluation
+        return run_benchmark(
+            self.backend,
+            self.roller.tokenizer,
+            self.roller.grader,
+            benchmark,
+            EvaluationSettings(
+                verifier="code" if self.recipe.reward.kind == "code" else "math",
+                samples=settings.samples,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                max_tokens=settings.max_tokens or self.recipe.rollout.max_tokens,
+                template=self.roller.template,
+                seed=self.recipe.run.seed,
+            ),
+            progress=lambda name, done, total: self.observer.advance(done, 0),
+        )
 
     def _due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens after the step just done."""

@@ -112,7 +112,7 @@ class Updater:
 
     def _update_on(self, batch: RolloutBatch, credit: Credit, groups: Ids, rate: float, done: Updates) -> None:
         mini = batch.select(groups)
-        surrogate = Surrogate(self.method, self._mini_batch(batch, credit, groups), self.backend.all_sum)
+        surrogate = self.surrogate(batch, credit, groups)
         if not surrogate.has_gradient:
             done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
             return
@@ -125,6 +125,10 @@ class Updater:
             done.nonfinite += 1
             done.skipped += 1
         done.totals.append(surrogate.totals)
+
+    def surrogate(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> Surrogate:
+        """The objective of the mini-batch of these prompts, for the sequences of ``batch.select(groups)``."""
+        return Surrogate(self.method, self._mini_batch(batch, credit, groups), self.backend.all_sum)
 
     def _mini_batch(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> MiniBatch:
         samples, settings = batch.samples, self.recipe.update

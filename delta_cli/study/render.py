@@ -1,0 +1,78 @@
+"""A study's table as text and its learning curves as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from delta_cli.errors import UserError
+from delta_cli.study.plan import Study
+from delta_cli.study.summary import ArmSummary, Interval, Outcome
+
+
+def table(study: Study, rows: Sequence[ArmSummary]) -> Table:
+    """A row for each arm: means over seeds with 95 % intervals, p-values of the rank tests."""
+    found = Table(title=study.question or study.name, caption=_caption(study, rows), caption_justify="left")
+    for column in ("arm", "final accuracy", "p", "area under curve", "p", f"steps to {study.target:.0%}"):
+        found.add_column(column, justify="left" if column == "arm" else "right")
+    found.add_column("entropy", justify="right")
+    found.add_column("length", justify="right")
+    for row in rows:
+        found.add_row(
+            row.arm,
+            _percent(row.accuracy),
+            _p(row.accuracy_test),
+            _percent(row.area),
+            _p(row.area_test),
+            _steps(row),
+            f"{row.entropy.mean:.3f}",
+            f"{row.length.mean:.1f}",
+        )
+    return found
+
+
+def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
+    """Learning curves, mean over seeds with the range of the middle half; written to every file."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("the study's figure needs matplotlib; run: pip install 'delta-rlvr[report]'") from None
+    drawing = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = drawing.add_subplot(xlabel="step", ylabel="training accuracy", title=study.question or study.name)
+    styles = ("-", "--", "-.", ":")
+    for index, row in enumerate(rows):
+        curves = np.array([run.curve for run in found if run.arm == row.arm])
+        steps = np.arange(1, curves.shape[1] + 1)
+        low, high = np.quantile(curves, [0.25, 0.75], axis=0)
+        label = f"{row.arm} ({row.area.mean:.1%})"
+        (line,) = axes.plot(steps, curves.mean(axis=0), styles[index // 10 % 4], label=label, linewidth=1.5)
+        axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.legend(title="arm (area under curve)", fontsize="small", frameon=False)
+    axes.grid(alpha=0.3)
+    for file in files:
+        drawing.savefig(file, dpi=150)
+
+
+def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
+    seeds = min((row.accuracy.seeds for row in rows), default=0)
+    test = f"p: one-sided Mann-Whitney U that {study.reference} is higher"
+    return f"{seeds} seeds; mean [95 % interval, Student's t]; {test}"
+
+
+def _percent(value: Interval) -> str:
+    return f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"
+
+
+def _p(test: object) -> str:
+    value = getattr(test, "p_value", None)
+    return "" if value is None else f"{value:.3f}"
+
+
+def _steps(row: ArmSummary) -> str:
+    if row.steps_to_target is None:
+        return "never"
+    partly = "" if row.reached == row.accuracy.seeds else f" ({row.reached} of {row.accuracy.seeds})"
+    return f"{row.steps_to_target.mean:.0f}{partly}"

@@ -1,0 +1,148 @@
+"""Replay a recorded rollout batch on two backends, and measure how far apart they are.
+
+Both start from the same model and go through the same code as a training step: score, credit,
+loss, gradient. The gradient is read off the weights: with an epsilon far above it, AdamW's first
+step is a step along the gradient, so a backend needs no verb for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from backends import registry
+from backends.interface import Backend, OptimizerSettings, Sequences
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe
+from delta_cli.rewards.grader import Verdict
+from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.training.run_folder import read_lines
+from delta_cli.training.setup import backend_settings
+from delta_cli.training.update import Updater
+
+Array = NDArray[np.float64]
+
+_EPSILON = 1e8  # of AdamW: far above any gradient
+_LENGTH = 1e3  # of the step, in gradients: long enough for float32 weights to show it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of one quantity between two backends."""
+
+    quantity: str
+    value: float
+    tolerance: float
+
+    @property
+    def within(self) -> bool:
+        """Whether it is small enough; a number that is not finite is not."""
+        return self.value <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one backend makes of the batch."""
+
+    logprobs: Array  # [N]
+    entropies: Array  # [N]
+    coefficients: Array  # [N]
+    loss: float
+    gradient: dict[str, Array]  # by the name of the weight
+
+
+def read_batch(file: Path, temperature: float) -> RolloutBatch:
+    """The batch of a file in ``rollouts/``; raises UserError where it is none."""
+    try:
+        records = list(read_lines(file))
+        prompts = tuple(np.array(record["prompt_ids"], np.int64) for record in records)
+        responses = [np.array(record["tokens"], np.int64) for record in records]
+        first_of_group = {record["group"]: record for record in reversed(records)}
+        problems = [Problem(str(r["problem"]), "", r["answer"]) for _, r in sorted(first_of_group.items())]
+        verdicts = tuple(Verdict(float(r["reward"]), bool(r["correct"]), r["failure"]) for r in records)
+        texts = tuple(str(record["response"]) for record in records)
+        truncated = np.array([bool(record["truncated"]) for record in records])
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; give a run folder or a file of its rollouts/") from None
+    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file}: not a recorded rollout batch ({type(error).__name__}: {error})") from None
+    if not records or len(records) % len(problems):
+        raise UserError(f"{file}: {len(records)} responses of {len(problems)} prompts are not a whole batch")
+    starts = np.concatenate([[0], np.cumsum([len(response) for response in responses])]).astype(np.int64)
+    return RolloutBatch(
+        problems=tuple(problems),
+        sequences=Sequences(prompts, np.concatenate(responses), starts, temperature),
+        texts=texts,
+        verdicts=verdicts,
+        truncated=truncated,
+        engine_logprobs=np.zeros(starts[-1]),
+    )
+
+
+def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -> Replay:
+    """Score, credit, loss and gradient of the batch, from the model's weights as they are stored."""
+    optimizer = OptimizerSettings(beta1=0.0, epsilon=_EPSILON, weight_decay=0.0, max_grad_norm=0.0)
+    settings = replace(backend_settings(recipe), model=model, optimizer=optimizer)
+    backend = registry.create(backend_name, settings)
+    try:
+        updater = Updater(recipe, backend)
+        scored = updater.score(batch)
+        credit = updater.credit(batch, scored, 0)
+        everything = np.arange(len(batch.problems))
+        surrogate = updater.surrogate(batch, credit, everything)
+        before = _weights(backend)
+        loss = backend.accumulate(batch.sequences, surrogate) * surrogate.scale
+        backend.step(_EPSILON * _LENGTH, surrogate.scale)
+        after = _weights(backend)
+    finally:
+        backend.close()
+    gradient = {name: (before[name] - after[name]) / _LENGTH for name in before}
+    return Replay(
+        np.asarray(scored.scores.logprobs, np.float64),
+        np.asarray(scored.scores.entropies, np.float64),
+        credit.coefficients.weights,
+        loss,
+        gradient,
+    )
+
+
+def differences(first: Replay, second: Replay, tolerance: float) -> list[Difference]:
+    """The largest differences: absolute per token, the gradient's relative to its norm."""
+
+    def largest(one: Array, other: Array) -> float:
+        return float(np.abs(one - other).max(initial=0.0))
+
+    norm = np.sqrt(sum(np.square(value).sum() for value in second.gradient.values()))
+    gap = np.sqrt(sum(np.square(first.gradient[n] - second.gradient[n]).sum() for n in _shared(first, second)))
+    return [
+        Difference("log-probability", largest(first.logprobs, second.logprobs), tolerance),
+        Difference("entropy", largest(first.entropies, second.entropies), tolerance),
+        Difference("coefficient", largest(first.coefficients, second.coefficients), tolerance),
+        Difference("loss", abs(first.loss - second.loss), tolerance),
+        Difference("gradient (relative)", float(gap / norm) if norm else float(gap), 10 * tolerance),
+    ]
+
+
+def _shared(first: Replay, second: Replay) -> Iterable[str]:
+    if first.gradient.keys() != second.gradient.keys():
+        odd = sorted(first.gradient.keys() ^ second.gradient.keys())
+        raise UserError(f"the backends export different weights: {', '.join(odd[:4])}")
+    return first.gradient.keys()
+
+
+def _weights(backend: Backend) -> dict[str, Array]:
+    """The model's weights, by way of an export."""
+    found: dict[str, Array] = {}
+    with TemporaryDirectory() as scratch:
+        backend.export(Path(scratch))
+        for file in sorted(Path(scratch).glob("*.safetensors")):
+            with safe_open(file, "numpy") as tensors:
+                found |= {name: tensors.get_tensor(name).astype(np.float64) for name in tensors.keys()}  # noqa: SIM118
+    return found
