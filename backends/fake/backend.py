@@ -216,7 +216,7 @@ class FakeBackend:
 
     # ---------------------------------------------------------------------------------- rest
 
-    def all_sum(self, array: Floats) -> Floats:
+    def all_sum(self, array: Array) -> Array:
         return array
 
     def peak_memory(self) -> int:

@@ -86,7 +86,7 @@ class MlxBackend:
         head, temperature = self.policy.head(), sequences.temperature or 1.0
         for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
             positions = token_index(sequences.starts, batch.rows)
-            hidden = self._hidden(batch)
+            hidden = self._hidden(batch).astype(self.dtype)
             mx.eval(hidden)  # what the trunk needed is freed before the first logits
             for part in chunks(len(positions), self.settings.head_chunk_tokens):
                 targets = mx.array(batch.targets[part])
@@ -163,42 +163,47 @@ class MlxBackend:
         mx.eval(self.model.parameters())
 
     def _hidden(self, batch: PaddedBatch) -> mx.array:
-        """Hidden states of the positions that predict a response token, [n, H]."""
+        """Hidden states of the positions that predict a response token, float32 [n, H]."""
         rows, width = batch.ids.shape
         wide = -width % BUCKET if mx.metal.is_available() else 0
         ids, predicts = (np.pad(array, ((0, 0), (0, wide))) for array in (batch.ids, batch.predicts))
         hidden = self.policy.trunk(mx.array(ids))
-        return hidden.reshape(rows * (width + wide), -1)[mx.array(np.flatnonzero(predicts))]
+        return hidden.reshape(rows * (width + wide), -1)[mx.array(np.flatnonzero(predicts))].astype(mx.float32)
 
     def _accumulate(self, batch: PaddedBatch, surrogate: Surrogate, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
 
-        MLX differentiates the trunk alone. Inside the trace the hidden states are evaluated and copied
-        out of it; with them the head gives the log-probabilities, the surrogate their derivative and
-        the head its pullback to the hidden states, which then weights them in what is returned.
+        MLX differentiates the trunk alone, as the sum of its hidden states weighted by what the head
+        pulls back to them. The head, which needs their values for that, gets them from inside the
+        trace. Evaluated there, though, they keep every intermediate array of the trunk, those of
+        checkpointed layers included: with checkpointing they come from a forward ahead of the trace.
         """
-        head = self.policy.head()  # taken before the trace, so that nothing of the head holds on to its graph
+        head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         trained = self.model.trainable_parameters()
-        whole = f"{head.path}.weight" in self.optimizer.weights
-        targets = mx.array(batch.targets)
-        size = self.settings.head_chunk_tokens
-        loss, dweight = 0.0, None
+        targets, size = mx.array(batch.targets), self.settings.head_chunk_tokens
+        loss, gradient = 0.0, {}
 
-        def pulled(parameters: dict[str, Any]) -> mx.array:
-            nonlocal loss, dweight
-            self.model.update(parameters)
-            hidden = self._hidden(batch).astype(mx.float32)
+        def at_head(hidden: mx.array) -> mx.array:
+            nonlocal loss
             known = mx.array(np.array(hidden)).astype(self.dtype)
             loss, dlogp = surrogate(logprobs(head, known, targets, temperature, size), batch.rows)
             slope = mx.array(dlogp.astype(np.float32))
+            whole = head.name in self.optimizer.weights
             dhidden, dweight = pullback(head, known, targets, slope, temperature, size, weight=whole)
-            return mx.sum(hidden * dhidden)
+            if dweight is not None:
+                gradient[head.name] = dweight
+            return dhidden
+
+        ahead = at_head(self._hidden(batch)) if self.settings.gradient_checkpointing else None
+
+        def objective(parameters: dict[str, Any]) -> mx.array:
+            self.model.update(parameters)
+            hidden = self._hidden(batch)
+            return mx.sum(hidden * (at_head(hidden) if ahead is None else ahead))
 
         try:
-            gradient = dict(tree_flatten(mx.grad(pulled)(trained)))
+            self.optimizer.add(dict(tree_flatten(mx.grad(objective)(trained))))
         finally:
             self.model.update(trained)
         self.optimizer.add(gradient)
-        if dweight is not None:
-            self.optimizer.add({f"{head.path}.weight": dweight})
         return float(loss)

@@ -24,7 +24,7 @@ QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 class Head:
     """logits = h·Wᵀ with W [V, H], plain or quantised, as arrays of one moment."""
 
-    path: str  # of the module in the model
+    name: str  # of the weight in the model
     weight: mx.array
     packing: dict[str, Any] | None  # of quantised weights: scales, biases, group_size, bits, mode
     bias: bool  # whether the module adds one, which this class does not
@@ -36,7 +36,7 @@ class Head:
         if isinstance(module, QUANTISED):
             packing = {key: getattr(module, key) for key in ("scales", "group_size", "bits", "mode")}
             packing["biases"] = module.get("biases")
-        return cls(path, module.weight, packing, "bias" in module)
+        return cls(f"{path}.weight", module.weight, packing, "bias" in module)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[n, H] → [n, V], in the type of the weights."""

@@ -14,6 +14,7 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model
 from backends.interface import BackendError
 from backends.mlx.head import Head
 
+
 @dataclass(frozen=True)
 class Policy:
     """A language model and the names under which its two halves are found."""
@@ -93,7 +94,9 @@ def check_halves(policy: Policy) -> None:
         head = policy.head()
         halves = head.logits(policy.trunk(ids))
     except AttributeError as error:
-        raise BackendError(f"models of type '{kind}' keep trunk and head where the mlx backend cannot find them") from error
+        raise BackendError(
+            f"models of type '{kind}' keep trunk and head where the mlx backend cannot find them"
+        ) from error
     if head.bias or not mx.allclose(halves, policy.model(ids), rtol=1e-3, atol=1e-3).item():
         raise BackendError(
             f"models of type '{kind}' put more than one matrix between trunk and logits, which the mlx backend "

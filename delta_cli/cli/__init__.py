@@ -31,7 +31,7 @@ def _options(
     """Options of every command."""
 
 
-from delta_cli.cli import evaluate, parity, recipe, study, train  # noqa: E402, F401  (each registers its commands on app)
+from delta_cli.cli import doctor, evaluate, parity, recipe, study, train  # noqa: E402, F401  (each registers its commands on app)
 
 
 def main() -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.loading import differences, with_overrides
 
 RUNS = Path("runs")
 
-# What may change between the parts of a run without making it another experiment.
-CHANGEABLE = ("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout")
+# What may change between the parts of a run: how long it is, what is watched and kept, how it fits into the
+# machine, and the learning rate, which may have to come down when a run diverges.
+CHANGEABLE = (
+    *("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
+    *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens", "update.feature_bytes"),
+    *("model.gradient_checkpointing", "update.learning_rate"),
+)
 
 
 def run_folder(recipe: Path | None, chosen: Path | None, resume: bool) -> Path:
@@ -35,17 +42,23 @@ def run_folder(recipe: Path | None, chosen: Path | None, resume: bool) -> Path:
 def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) -> Recipe:
     """The recipe to resume with: the run's own, or the one given where it changes only what may change.
 
-    Raises UserError where there is no run, or the recipes differ in what makes the run what it is.
+    Says on stderr what changes. Raises UserError where there is no run, or the recipes differ in what
+    makes the run what it is.
     """
     own = folder / "recipe.toml"
     if not own.is_file():
         raise UserError(f"{folder}: holds no run to resume; start one without --resume")
     before = load_recipe(own)
     after = load_recipe(given, overrides) if given else with_overrides(before, overrides)
-    refused = [line for name, line in differences(before, after) if not name.startswith(CHANGEABLE)]
+    changes = differences(before, after)
+    refused = [line for name, line in changes if not name.startswith(CHANGEABLE)]
+    allowed = [line for name, line in changes if name.startswith(CHANGEABLE)]
     if refused:
+        also = f" ({'; '.join(allowed)} would be allowed)" if allowed else ""
         raise UserError(
-            f"{own}: resuming would change {'; '.join(refused)}. Only {', '.join(CHANGEABLE)} may change; "
+            f"{own}: resuming would change {'; '.join(refused)}{also}. Only {', '.join(CHANGEABLE)} may change; "
             "start a new run for the rest"
         )
+    if allowed:
+        typer.echo(f"going on with {'; '.join(allowed)}", err=True)
     return after

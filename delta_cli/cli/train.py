@@ -38,7 +38,9 @@ def train(
         Path | None, typer.Option(help="Folder of the run; without one, a new folder below runs/.", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and print it; train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the recipe and what it needs; train nothing.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what is wrong.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
 ) -> None:
@@ -50,7 +52,10 @@ def train(
     folder = run_folder(recipe, run_dir, resume)
     loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
     if dry_run:
-        typer.echo(to_toml(loaded), nl=False)
+        from delta_cli.cli.doctor import report
+
+        typer.echo(to_toml(loaded))
+        report(loaded, backend, run_model=False)
         return
     if not resume and (folder / "recipe.toml").exists():
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")

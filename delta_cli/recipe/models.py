@@ -211,13 +211,21 @@ class Evaluation(Section):
     top_p: float = key(1.0, "nucleus sampling", gt=0, le=1)
     max_tokens: int | None = key(None, "longest response; absent: as in training", "tokens", ge=1)
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError("temperature 0 gives the same response every time; set evaluation.samples = 1")
+        return self
+
 
 class Checkpoint(Section):
     """What is kept to go on from."""
 
     every: int = key(10, "steps between checkpoints; the last step always saves one", "steps", ge=1)
     keep: int = key(2, "newest checkpoints kept", ge=1)
-    keep_best: str | None = key(None, 'metric whose best checkpoint is kept too, e.g. "eval_accuracy"')
+    keep_best: Literal["eval_accuracy", "accuracy", "reward_mean"] | None = key(
+        None, "metric whose best checkpoint, of those that were saved, is kept too"
+    )
     rollouts_every: int = key(1, "steps between recorded rollout batches; 0: none", "steps", ge=0)
 
 

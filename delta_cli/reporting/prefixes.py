@@ -28,9 +28,7 @@ class Node:
     @property
     def parts(self) -> bool:
         """Whether a right and a wrong response go different ways at the end of this stretch."""
-        return any(
-            one.right and other.wrong for one in self.children for other in self.children if one is not other
-        )
+        return any(one.right and other.wrong for one in self.children for other in self.children if one is not other)
 
     def walk(self) -> Iterator[Node]:
         """This node and all below it, from the root down."""

@@ -63,9 +63,7 @@ class TokenStatistics:
     def table(self, tokenizer: Tokenizer, rows: int = 6) -> TokenTable:
         """The table with at most ``rows`` tokens in each of its parts."""
         enough = FEWEST if (self._counts >= FEWEST).any() else 1
-        found = [
-            self._credit(tokenizer, int(side), int(token)) for side, token in np.argwhere(self._counts >= enough)
-        ]
+        found = [self._credit(tokenizer, int(side), int(token)) for side, token in np.argwhere(self._counts >= enough)]
         found.sort(key=lambda credit: (-credit.mean, -credit.count))
         return TokenTable(
             responses=self._responses,

@@ -117,7 +117,7 @@ def _relation(sides: list[str], signs: list[str]) -> Answer:
         raise UnreadableError
     if not signs or (len(signs) == 1 and signs[0] == r"\in" and is_name(sides[0])):
         return read(sides[-1])
-    return Relation(tuple(sides), tuple("=" if sign == r"\approx" else sign for sign in signs))
+    return Relation(tuple(sides), tuple("=" if sign in (r"\approx", r"\equiv") else sign for sign in signs))
 
 
 def _bracketed(text: str) -> Answer | None:

@@ -1,4 +1,4 @@
-"""What runs inside the sandbox: one self-contained script, started as ``python -I -S -c <this source>``.
+"""What runs inside the sandbox: one self-contained module, handed compiled to ``python -I -S``.
 
 The program under test is hostile until shown otherwise, so its process only ever emits data that
 somebody else judges:
@@ -15,15 +15,18 @@ somebody else judges:
 from __future__ import annotations
 
 import builtins
-import json
+import marshal
 import os
 import resource
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
 
-Json = Any
+TYPE_CHECKING = False  # typing, json and what they import would double the time Python takes to start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, Any
+
+    Json = Any
 NAME = "solution"  # the module the program believes to be, where it is not the main program
 PLAIN = (type(None), bool, str, float)
 SMALL = 2**63  # integers beyond it travel in hexadecimal: decimal takes quadratic time
@@ -116,6 +119,8 @@ def program(job: Json) -> None:
 
 def calls(job: Json) -> None:
     """One line for each case: what the function returned, or that it failed."""
+    import json
+
     out = take_stdout()
     function = load(job["code"], NAME)[job["entry_point"]]
     for arguments in job["arguments"]:
@@ -130,7 +135,7 @@ def calls(job: Json) -> None:
 class Server:
     """The program's functions and objects, for the judge to use from its own process."""
 
-    def __init__(self, link: Any) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
         self.objects: list[Any] = []
 
@@ -146,9 +151,9 @@ class Server:
     def run(self, code: str) -> None:
         namespace = load(code, NAME)
         names = {name: encode(value, self.keep) for name, value in namespace.items() if not name.startswith("__")}
-        self.send({"names": names})
-        for line in self.link:
-            self.send(self.answer(json.loads(line)))
+        self.link.send({"names": names})
+        for request in self.link:
+            self.link.send(self.answer(request))
 
     def answer(self, request: Json) -> Json:
         try:
@@ -161,15 +166,11 @@ class Server:
         except Exception as error:
             return {"raise": type(error).__name__, "message": str(error)}
 
-    def send(self, message: Json) -> None:
-        self.link.write(json.dumps(message) + "\n")
-        self.link.flush()
-
 
 def serve(job: Json) -> None:
     """Run the program, then do what the judge asks for."""
     take_stdout()
-    Server(open_link(job)).run(job["code"])
+    Server(Link(job["link"])).run(job["code"])
 
 
 # ----------------------------------------------------------------------------------- the judge's side
@@ -209,7 +210,7 @@ class StandIn:
 class Judge:
     """Runs the asserts statement by statement against a program in another process."""
 
-    def __init__(self, link: Any) -> None:
+    def __init__(self, link: Link) -> None:
         self.link = link
 
     def find(self, data: Json) -> Any:
@@ -223,9 +224,8 @@ class Judge:
 
     def ask(self, request: Json) -> tuple[Any, Json]:
         """The value of an attribute or call, and the arguments as the call left them."""
-        self.link.write(json.dumps(request) + "\n")
-        self.link.flush()
-        reply = json.loads(self.link.readline())
+        self.link.send(request)
+        reply = self.link.receive()
         if "raise" in reply:
             kind = getattr(builtins, str(reply["raise"]), None)
             known = isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
@@ -245,11 +245,11 @@ class Judge:
                 (mine.update if isinstance(mine, dict | set) else mine.extend)(theirs)
         return value
 
-    def run(self, tests: str) -> Json:
-        """How many of the checks, asserts and calls at the top of the tests, passed."""
+    def run(self, tests: str) -> tuple[int, int, int]:
+        """Of the checks (asserts and calls at the top of the tests) passed and present, and statements failed."""
         import ast
 
-        names = json.loads(self.link.readline())["names"]
+        names = self.link.receive()["names"]
         namespace = {name: decode(data, self.find) for name, data in names.items() if not hasattr(builtins, name)}
         namespace["__name__"] = "tests"
         passed = checks = failed = 0
@@ -261,13 +261,14 @@ class Judge:
                 passed += is_check
             except BaseException:  # whatever ends a test, SystemExit too, is a failure of that test
                 failed += 1
-        return {"passed": passed, "checks": checks, "failed": failed}
+        return passed, checks, failed
 
 
 def judge(job: Json) -> None:
     """Run the asserts and write how many passed."""
     out = take_stdout()
-    out.write(json.dumps(Judge(open_link(job)).run(job["tests"])))
+    passed, checks, failed = Judge(Link(job["link"])).run(job["tests"])
+    out.write(f"{passed} {checks} {failed}")
     out.flush()
 
 
@@ -283,20 +284,39 @@ def take_stdout() -> Any:
     return out
 
 
-def open_link(job: Json) -> Any:
-    """The socket to the other side, as a file of lines."""
-    import io
+class Link:
+    """The socket to the other side: one JSON value a line."""
 
-    raw = io.FileIO(job["link"], "r+")
-    return io.TextIOWrapper(io.BufferedRWPair(raw, raw), encoding="utf-8", newline="\n")
+    def __init__(self, number: int) -> None:
+        import json
+
+        self.json = json
+        self.reader, self.writer = os.fdopen(number, "r"), os.fdopen(number, "w", closefd=False)
+
+    def send(self, message: Json) -> None:
+        self.writer.write(self.json.dumps(message) + "\n")
+        self.writer.flush()
+
+    def receive(self) -> Json:
+        """The next message. Raises EOFError when the other side is gone."""
+        line = self.reader.readline()
+        if not line:
+            raise EOFError("the program ended")
+        return self.json.loads(line)
+
+    def __iter__(self) -> Link:
+        return self
+
+    def __next__(self) -> Json:
+        try:
+            return self.receive()
+        except EOFError:
+            raise StopIteration from None
 
 
-def main() -> None:
-    with os.fdopen(int(sys.argv[1])) as file:
-        job = json.load(file)
+def main(file: IO[bytes]) -> None:
+    """Do the job that follows the code of this module in the file."""
+    with file:
+        job = marshal.load(file)
     limit(**job["limits"])
     {"program": program, "calls": calls, "serve": serve, "judge": judge}[job["mode"]](job)
-
-
-if __name__ == "__main__":
-    main()

@@ -61,6 +61,7 @@ RULES: list[tuple[re.Pattern[str], Replacement]] = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\\\\s*\[[^\[\]]*\]", r"\\\\ "),  # the space between rows of a matrix
         (r"(?<![\w.\\^])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot ("),  # math-verify takes 2(3) for a mixed number
+        (r"\)\s*\(", r")\\cdot ("),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\[lr]vert(?![A-Za-z])|\\vert(?![A-Za-z])", "|"),

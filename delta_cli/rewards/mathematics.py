@@ -20,6 +20,8 @@ from delta_cli.rewards.latex import normalise
 from delta_cli.rewards.quantity import same_literal, same_unit
 
 MAX_ITEMS = 64  # of a list or set
+# What math-verify's parser passes over in silence; two answers that have it must be the same text.
+UNREAD = re.compile(r"""['"$@&]|\\[lcdv]?dots|\\prime|\\ddot|\^\s*\{?\s*(?:T|\\top|\*|\\dagger)|\d\s*_|\\to(?![a-z])""")
 FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
@@ -185,6 +187,11 @@ def _verify(gold: str, given: str) -> bool:
 
     from delta_cli.rewards.numeric import agree
 
+    names = set(re.findall(r"\\[A-Za-z]+|[A-Za-z]", re.sub(r"\\(?:text|begin|end)\{[^{}]*\}", "", gold + given)))
+    if any(name != other and name.lower() == other.lower() for name in names for other in names):
+        return False  # math-verify takes X for x
+    if any(UNREAD.search(re.sub(r"\\begin.*\\end", "", text)) for text in (gold, given)):
+        return False
     first, second = expression(gold), expression(given)
     if first is None or second is None:
         return False

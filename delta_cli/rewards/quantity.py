@@ -28,7 +28,8 @@ UPRIGHT = rf"\\text\{{[A-Za-z€£/. ^\d-]+\}}{EXPONENT}"
 BARE = rf"(?<![A-Za-z\\])[A-Za-z]{{2,}}(?![A-Za-z]){EXPONENT}"
 UNIT = re.compile(rf"(?:{UPRIGHT}|{BARE})(?:\s*(?:/|\\cdot|per)?\s*(?:{UPRIGHT}|{BARE}))*$")
 DEGREES = re.compile(r"\^\{\\circ\}\s*(?:\\text\{([CF])\}|([CF]))?$")
-BASE = re.compile(r"(?<=[\dA-F])_\{?(?:\\text\{)?(\d+|[a-z]+)\}*$")
+BASE = re.compile(r"(?<=[\dA-F])_\s*(?:\{?(\d+)\}?|\{?\\text\{([a-z]+)\}\}?)$")
+MODULUS = re.compile(r"\(?\s*(?:\\[pb]?mod|\\text\{mod\})(?![A-Za-z])\s*\{?\s*(\d+|[a-z])\s*\}?\s*\)?$")
 CURRENCY = re.compile(r"^(-?)\s*(\\\$|\\text\{[€£]\})\s*")
 
 INTEGER = r"[+-]?\s?\d+"
@@ -44,10 +45,10 @@ def split_unit(text: str) -> tuple[str, str]:
     money = CURRENCY.match(text)
     if money:
         return money.group(1) + text[money.end() :], "$" if "$" in money.group(2) else money.group(2)[6]
-    for pattern in (DEGREES, BASE):
+    for name, pattern in (("°", DEGREES), ("base", BASE), ("mod", MODULUS)):
         match = pattern.search(text)
         if match:
-            return text[: match.start()].strip(), ("°" if pattern is DEGREES else "_") + "".join(filter(None, match.groups()))
+            return text[: match.start()].strip(), name + "".join(filter(None, match.groups()))
     match = UNIT.search(text)
     before = text[: match.start()].rstrip() if match else ""
     if match and re.search(r"[\d)}\]]$", before) and all(map(_is_unit, _words(match.group()))):

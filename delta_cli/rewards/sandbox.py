@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import math
+import marshal
 import os
 import selectors
 import shutil
@@ -29,6 +29,11 @@ from delta_cli.errors import UserError
 SCRATCH = "/scratch"
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
+# What Python is started with: inside.py, compiled, and then its job come from an open file.
+START = (
+    "import marshal, sys; file = open(int(sys.argv[1]), 'rb'); inside = {'__name__': 'inside'}; "
+    "exec(marshal.load(file), inside); inside['main'](file)"
+)
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,11 @@ class Run:
         self, job: dict[str, Any], limits: Limits, stdin: str = "", fds: tuple[int, ...] = (), stderr: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         """Start ``inside.py`` on a job. The job and the input are open files without a name."""
-        task = _file(json.dumps({**job, "limits": asdict(limits)}))
-        source = _file(stdin)
+        task = _file(_inside() + marshal.dumps({**job, "limits": asdict(limits)}))
+        source = _file(stdin.encode(errors="surrogatepass"))
         with task, source:
             process = subprocess.Popen(
-                [*self.sandbox.command(self._scratch), *_python(), _inside(), str(task.fileno())],
+                [*self.sandbox.command(self._scratch), *_python(), START, str(task.fileno())],
                 stdin=source,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -165,9 +170,9 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
                 pipe.close()
 
 
-def _file(text: str) -> IO[bytes]:
+def _file(content: bytes) -> IO[bytes]:
     file = tempfile.TemporaryFile()
-    file.write(text.encode(errors="surrogatepass"))
+    file.write(content)
     file.seek(0)
     return file
 
@@ -177,8 +182,9 @@ def _python() -> list[str]:
 
 
 @functools.cache
-def _inside() -> str:
-    return files("delta_cli.rewards").joinpath("inside.py").read_text(encoding="utf-8")
+def _inside() -> bytes:
+    source = files("delta_cli.rewards").joinpath("inside.py").read_text(encoding="utf-8")
+    return marshal.dumps(compile(source, "<inside>", "exec"))
 
 
 # ------------------------------------------------------------------------------------ bubblewrap
@@ -215,7 +221,9 @@ def _help(executable: str) -> str:
 
 def _python_paths() -> tuple[str, ...]:
     """The interpreter, its standard library and its shared library."""
-    paths = {os.path.realpath(sys.executable), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))}
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}  # not those of a virtual environment
+    paths = {os.path.realpath(sys.executable)}
+    paths |= {sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")}
     folder, shared = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
     if sysconfig.get_config_var("Py_ENABLE_SHARED") and folder and shared and os.path.exists(f"{folder}/{shared}"):
         paths.add(f"{folder}/{shared}")

@@ -10,10 +10,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from delta_cli.errors import UserError
+from delta_cli.training.run_folder import BACKEND_WRITES, writing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -27,6 +28,7 @@ class State:
 
     step: int  # steps done
     draws: int  # batches of prompts drawn
+    data: str = ""  # digest of the problems that are drawn from
     best: float | None = None  # the metric of checkpoint.keep_best, at its best so far
     best_step: int | None = None  # and the step that had it
 
@@ -43,7 +45,9 @@ def save(root: Path, state: State, recipe: str, write: Callable[[Path], None]) -
     """
     final = folder_of(root, state.step)
     partial = root / f"{_PARTIAL}{final.name}"
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(writing(final, *BACKEND_WRITES))
+        stack.callback(shutil.rmtree, partial, ignore_errors=True)
         root.mkdir(parents=True, exist_ok=True)
         _discard_partial(root)
         partial.mkdir()
@@ -51,23 +55,17 @@ def save(root: Path, state: State, recipe: str, write: Callable[[Path], None]) -
         (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
         (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
         _seal(partial)
-        if final.exists():
+        if final.exists():  # a damaged one, which the run went back behind
             shutil.rmtree(final)
         partial.rename(final)
         _sync(root)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(
-            f"{final}: the checkpoint could not be written ({error.strerror or error}); make room, "
-            "then go on from the one before with --resume"
-        ) from error
     return final
 
 
 def find(root: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint, or None, and a line for each newer one that is damaged."""
     damaged: list[str] = []
-    for folder in sorted(root.glob("step-*"), reverse=True):
+    for folder in reversed(_folders(root)):
         problem = check(folder)
         if problem is None:
             return folder, damaged
@@ -88,25 +86,41 @@ def check(folder: Path) -> str | None:
                 return f"{name} has {file.stat().st_size} bytes instead of {facts['bytes']}"
             if _digest(file) != facts["sha256"]:
                 return f"{name} does not match its checksum"
+        read_state(folder)
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is not a manifest"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{MANIFEST} or {STATE} is not what its name says"
     return None
 
 
 def read_state(folder: Path) -> State:
-    """The counters of a checkpoint that :func:`check` found whole."""
-    return State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    """The counters of a checkpoint; :func:`check` has found them whole."""
+    state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    if _step(folder) != state.step:
+        raise ValueError(f"{folder} holds step {state.step}")
+    return state
 
 
-def prune(root: Path, keep: int, best: Path | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints and the best one."""
-    for folder in sorted(root.glob("step-*"))[:-keep]:
-        if best is None or folder != best:
+def prune(root: Path, newest: int, keep: int, best: int | None) -> None:
+    """Of the checkpoints up to step ``newest`` remove all but the last ``keep`` and that of step ``best``.
+
+    Those after it are damaged, or the run would not have gone back behind them.
+    """
+    for folder in [folder for folder in _folders(root) if _step(folder) <= newest][:-keep]:
+        if _step(folder) != best:
             # Renamed first: a removal that is interrupted leaves nothing that looks like a checkpoint.
             doomed = folder.rename(root / f"{_PARTIAL}old-{folder.name}")
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    """The checkpoints, oldest first."""
+    return sorted((path for path in root.glob("step-*") if path.name[5:].isdecimal()), key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name[5:])
 
 
 def _discard_partial(root: Path) -> None:

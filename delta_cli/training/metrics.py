@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ METRICS: dict[str, Metric] = {
         "share", "prompts whose responses all got one reward: nothing is learned from them", "below 0.8"
     ),
     "prompts_drawn": Metric("prompts", "prompts drawn to fill the batch", "the recipe's, unless sampling is dynamic"),
+    "batch_filled": Metric("share", "prompts in the batch, of those the recipe wants; less where dynamic gave up", "1"),
     "response_length_mean": Metric("tokens", "mean length of a response, end-of-sequence token included"),
     "response_length_max": Metric("tokens", "longest response"),
     "truncated": Metric("share", "responses cut at the limit", "below 0.1"),
@@ -52,7 +55,10 @@ METRICS: dict[str, Metric] = {
     "kl_reference": Metric("nats", "mean k3 estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
     "ratio_gap_first": Metric("nats", "largest |logp − logp_old| at the first update: rounding", "below 0.001"),
     "ratio_gap": Metric("nats", "largest |logp − logp_old| at any update", "above 0 when there is more than one"),
-    "coefficient_mean": Metric("", "mean token coefficient", "1"),
+    "policy_shift": Metric(
+        "nats", "largest change of a log-probability of the batch's shortest response over the updates", "above 0"
+    ),
+    "coefficient_mean": Metric("", "mean token coefficient; like the next eight, with credit delta only", "1"),
     "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0 with credit delta"),
     "coefficient_min": Metric("", "smallest coefficient"),
     "coefficient_max": Metric("", "largest coefficient"),
@@ -64,13 +70,14 @@ METRICS: dict[str, Metric] = {
     "tokens_per_second": Metric("tokens/s", "response tokens by the time of the whole step"),
     "rollout_tokens_per_second": Metric("tokens/s", "response tokens by the time of the rollout"),
     "peak_memory": Metric("bytes", "most memory used so far (device; on a CPU, of the process)"),
+    "swapped": Metric("bytes", "memory of this process that was moved to disk; null where the system does not say", "0"),
     "seconds": Metric("s", "time of the step"),
     "eval_accuracy": Metric("share", "accuracy on the held-out problems; only in steps that evaluate", "rises"),
 } | {f"seconds_{phase}": Metric("s", f"time of the phase: {phase}") for phase in PHASES}
 
 
-def describe_batch(batch: RolloutBatch, drawn: int) -> dict[str, Any]:
-    """Numbers of the responses alone."""
+def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
+    """Numbers of the responses alone; of ``drawn`` prompts ``wanted`` were to be kept."""
     lengths = batch.sequences.lengths
     return {
         "reward_mean": float(batch.rewards.mean()),
@@ -78,6 +85,7 @@ def describe_batch(batch: RolloutBatch, drawn: int) -> dict[str, Any]:
         "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
         "equal_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),
         "prompts_drawn": drawn,
+        "batch_filled": len(batch.problems) / wanted,
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
         "truncated": float(batch.truncated.mean()),
@@ -86,7 +94,7 @@ def describe_batch(batch: RolloutBatch, drawn: int) -> dict[str, Any]:
 
 
 def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[np.float64]) -> dict[str, Any]:
-    """Numbers of the token coefficients under the advantages of the tokens [N]."""
+    """Numbers of DelTA's coefficients under the advantages of the tokens [N]."""
     weights = coefficients.weights
     positive, negative = advantages > 0, advantages < 0
 
@@ -104,3 +112,13 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[n
         "margin_negative": mean(coefficients.margins[negative] > 0),
         "degenerate": coefficients.degenerate,
     }
+
+
+def swapped() -> int | None:
+    """Bytes of this process that are swapped out; None where the system does not say (other than Linux)."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^VmSwap:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None

@@ -18,19 +18,19 @@ from delta_cli.errors import UserError
 Record = dict[str, Any]
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into a UserError, whichever library was told so.
+# What a full disk raises in a backend's save and export: safetensors has its own error, MLX a RuntimeError.
+BACKEND_WRITES = (SafetensorError, RuntimeError)
 
-    safetensors reports a full disk as a SafetensorError and MLX as a RuntimeError.
-    """
+
+@contextmanager
+def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
+    """Turns what the disk refuses, an OSError or what is named in ``also``, into a UserError."""
     try:
         yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
+    except (OSError, *also) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise UserError(
-            f"{path}: cannot be written ({reason or str(error).partition(chr(10))[0]}); make room or put that right, "
-            "then go on from the last checkpoint with --resume"
+            f"{path}: cannot be written ({reason}); put that right, then go on from the last checkpoint with --resume"
         ) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +22,10 @@ from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, av
 from delta_cli.recipe import Recipe, to_toml
 from delta_cli.training import checkpoint, tripwires
 from delta_cli.training.checkpoint import State
-from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients
+from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, swapped
 from delta_cli.training.observer import Example, Notice, Observer
 from delta_cli.training.rollouts import Roller, RolloutBatch, join
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, read_lines, writing
 from delta_cli.training.seeds import derive
 from delta_cli.training.update import Credit, Updater
 
@@ -84,6 +86,8 @@ class Trainer:
         self._first: Record | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()
         self._nonfinite = 0
+        self._saved = 0  # step of the last checkpoint; before the first step there is nothing to save
+        self.state = replace(self.state, data=_digest(self.problems))
 
     def run(self, resume: bool = False) -> None:
         """Train until the recipe's last step, then export the model.
@@ -91,17 +95,26 @@ class Trainer:
         Raises Interrupted when ``stop_asked`` said so: between two steps or before the updates of
         one, which is then dropped and drawn again on resume.
         """
-        self._resume() if resume else self.folder.begin(to_toml(self.recipe))
-        steps = self.recipe.run.steps
-        self.observer.begin(str(self.folder.path), steps, self.state.step)
+        found = self._restore() if resume else None
+        self.folder.begin(to_toml(self.recipe), found)
+        self._recall()
+        self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step)
+        try:
+            self._train()
+        except Interrupted:
+            if self.state.step != self._saved:
+                self._save()
+            raise
+        self.observer.phase("save")
+        with writing(self.folder.model, *BACKEND_WRITES):
+            self.backend.export(_emptied(self.folder.model))
+
+    def _train(self) -> None:
         if self.state.step == 0 and self.recipe.evaluation.at_start:
             self._evaluate(0)
-        while self.state.step < steps:
-            if self.stop_asked():
-                self._interrupt()
+        while self.state.step < self.recipe.run.steps:
+            self._check_stop()
             self._step()
-        self.observer.phase("save")
-        self.backend.export(_emptied(self.folder.model))
 
     def _step(self) -> None:
         """One batch of rollouts and the updates on it."""
@@ -112,15 +125,15 @@ class Trainer:
             scored = self.updater.score(batch)
         with self.clock.phase("credit"):
             credit = self.updater.credit(batch, scored, number)
-        if self.stop_asked():
-            self._interrupt()
+        self._check_stop()
         with self.clock.phase("update"):
             self.observer.phase("update")
             updates = self.updater.update(batch, credit, number)
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
         record: Record = {"step": number + 1}
-        record |= describe_batch(batch, draws * self.recipe.rollout.prompts)
+        prompts = self.recipe.rollout.prompts
+        record |= describe_batch(batch, draws * prompts, prompts)
         record |= self._describe_scores(batch, credit)
         record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
         if self._due(self.recipe.evaluation.every):
@@ -141,8 +154,7 @@ class Trainer:
             with self.clock.phase("reward"):
                 self.observer.phase("reward")
                 batch = waiting.result()
-            if self.stop_asked():
-                self._interrupt()
+            self._check_stop()
             if not rollout.dynamic:
                 return batch, 1
             kept.append(batch)
@@ -162,7 +174,7 @@ class Trainer:
             "entropy_mean": float(np.mean(scores.entropies, dtype=np.float64)),
             "engine_gap_mean": float(gap.mean()),
             "engine_gap_max": float(gap.max()),
-        } | describe_coefficients(credit.coefficients, per_token)
+        } | (describe_coefficients(credit.coefficients, per_token) if self.updater.proxy else {})
 
     def _keep(self, record: Record, batch: RolloutBatch, credit: Credit) -> None:
         """Write the step's line, its rollouts and its notices, and tell the observer."""
@@ -170,9 +182,11 @@ class Trainer:
         with self.clock.phase("save"):
             if every and record["step"] % every == 0:
                 self.folder.write_rollouts(record["step"], rollout_records(batch, credit, self.roller))
-        record |= {"peak_memory": self.backend.peak_memory()} | self.clock.record()
+        record |= {"peak_memory": self.backend.peak_memory(), "swapped": swapped()} | self.clock.record()
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
         record["rollout_tokens_per_second"] = record["tokens"] / max(record["seconds_rollout"], 1e-9)
+        # JSON has no infinity and no NaN.
+        record |= {k: None for k, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
         self.folder.append(self.folder.metrics, record)
         self._first = self._first or record
         self.observer.step(record, _examples(batch))
@@ -236,27 +250,38 @@ class Trainer:
                 self.state = replace(self.state, best=value, best_step=self.state.step)
             self.folder.sync()
             checkpoint.save(root, self.state, to_toml(self.recipe), self.backend.save)
-            best = self.state.best_step
-            checkpoint.prune(root, settings.keep, None if best is None else checkpoint.folder_of(root, best))
+            checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
+            self._saved = self.state.step
 
-    def _resume(self) -> None:
-        """Go on from the newest whole checkpoint, or from the start where there is none."""
+    def _restore(self) -> int | None:
+        """Load the newest whole checkpoint and return its step; None where the run had not saved one yet."""
         found, damaged = checkpoint.find(self.folder.checkpoints)
         for line in damaged:
             self.observer.notice(Notice("damaged_checkpoint", line))
-        if found is not None:
-            self.backend.load(found)
-            self.state = checkpoint.read_state(found)
-        self.folder.rewind(self.state.step)
+        if found is None:
+            if damaged:
+                raise UserError(f"{self.folder.checkpoints}: no checkpoint is whole ({damaged[0]}); start a new run")
+            return None
+        state = checkpoint.read_state(found)
+        if state.data != self.state.data:
+            raise UserError(
+                f"{found}: the problems of {self.recipe.data.source} are not those this run began with; put the data "
+                "back, or start a new run"
+            )
+        self.backend.load(found)
+        self.state, self._saved = state, state.step
+        return state.step
+
+    def _recall(self) -> None:
+        """What tripwires need to know of the steps before."""
         if self.folder.metrics.exists():
             self._first = next(read_lines(self.folder.metrics), None)
         if self.folder.notices.exists():
-            self._noticed = {record["name"] for record in read_lines(self.folder.notices)}
+            self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
 
-    def _interrupt(self) -> None:
-        if self.state.step and not checkpoint.folder_of(self.folder.checkpoints, self.state.step).exists():
-            self._save()
-        raise Interrupted(self.state.step)
+    def _check_stop(self) -> None:
+        if self.stop_asked():
+            raise Interrupted(self.state.step)
 
     def _guard(self, nothing_finite: bool) -> None:
         """Stop a run whose updates are no numbers any more."""
@@ -265,7 +290,8 @@ class Trainer:
             found, _ = checkpoint.find(self.folder.checkpoints)
             raise UserError(
                 f"{self.folder.path}: no update was finite in {NONFINITE_STEPS} steps; the last good checkpoint is "
-                f"{found or 'none yet'}; lower update.learning_rate or set model.dtype to float32, then use --resume"
+                f"{found or 'none yet'}; go on from it with --resume --set update.learning_rate=… (lower), or start "
+                'again with model.dtype = "float32"'
             )
 
 
@@ -311,6 +337,14 @@ def _examples(batch: RolloutBatch) -> list[Example]:
         )
         for row in np.concatenate(rows)
     ]
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    """A digest of the problems in their order, to know them by on resume."""
+    found = hashlib.sha256()
+    for problem in problems:
+        found.update(repr((problem.id, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def _emptied(folder: Path) -> Path:

@@ -5,6 +5,8 @@ Pure functions of the numbers that are recorded anyway, so a finished run can be
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +25,22 @@ class Tripwire:
     text: str  # formatted with the record
 
 
+SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
+
 TRIPWIRES = (
     Tripwire(
         "ratio_not_one",
-        lambda now, first: now["ratio_gap_first"] is not None and now["ratio_gap_first"] > 0.02,
+        lambda now, first: now["ratio_gap_first"] > 0.02,
         "at the first update the log-probabilities differ from those just scored by up to {ratio_gap_first:.3g} nats; "
         "they must be equal. The forward passes of scoring and training disagree: turn off dropout, or try "
         'model.dtype = "float32"',
     ),
     Tripwire(
         "weights_did_not_move",
-        lambda now, first: now["updates"] > 1 and now["grad_norm"] > 0 and now["ratio_gap"] == 0,
-        "the gradient is {grad_norm:.3g} but the log-probabilities did not change after the update: the learning rate "
-        "({learning_rate:g}) is too small for the weights' precision, or nothing is trainable",
+        lambda now, first: now["updates"] > 0 and now["grad_norm"] > 0 and now["policy_shift"] == 0,
+        "the gradient is {grad_norm:.3g} but the log-probabilities are the same after the update: the learning rate "
+        "({learning_rate:g}) is too small for the weights' precision, or the model computes with other weights than "
+        "those that are trained",
     ),
     Tripwire(
         "gradient_zero",
@@ -44,9 +49,15 @@ TRIPWIRES = (
     ),
     Tripwire(
         "groups_equal",
-        lambda now, first: now["equal_groups"] == 1,
+        lambda now, first: now["equal_groups"] == 1 and now["updates"] == 0,
         "every prompt's responses all got one reward (accuracy {accuracy:.0%}), so nothing was learned in this step "
         "and the weights stayed as they were. Choose harder problems, or easier ones, or set rollout.dynamic = true",
+    ),
+    Tripwire(
+        "batch_not_filled",
+        lambda now, first: now["batch_filled"] < 1,
+        "of {prompts_drawn} prompts drawn too few had rewards that differ: the batch is {batch_filled:.0%} of what "
+        "rollout.prompts wants. Choose problems the model solves some of the time, or raise rollout.dynamic_limit",
     ),
     Tripwire(
         "all_truncated",
@@ -64,16 +75,17 @@ TRIPWIRES = (
         "engine_mismatch",
         lambda now, first: now["engine_gap_mean"] > 0.05,
         "the sampling engine's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: "
-        "rollouts come from other weights or another precision. Set update.importance_cap = 2.0, or one precision",
+        "rollouts come from another precision, or from weights (adapters) that the updates did not reach. If it grows "
+        "from step to step it is the weights; otherwise set update.importance_cap = 2.0, or one precision",
     ),
     Tripwire(
         "no_contrast",
-        lambda now, first: bool(now["degenerate"]) and now["equal_groups"] < 1,
+        lambda now, first: isinstance(now["degenerate"], str) and now["equal_groups"] < 1,
         "DelTA found no contrast ({degenerate}), so all tokens weighed the same in this step",
     ),
     Tripwire(
         "coefficients_equal",
-        lambda now, first: now["coefficient_std"] == 0 and not now["degenerate"],
+        lambda now, first: now["coefficient_std"] == 0 and not isinstance(now["degenerate"], str),
         "all token coefficients are equal although the sides differ: check delta.lambda_min, delta.lambda_max and "
         "delta.proxy",
     ),
@@ -89,14 +101,26 @@ TRIPWIRES = (
         "{nonfinite_updates} updates had a loss or gradient that was not finite and were skipped; lower "
         'update.learning_rate, or use model.dtype = "float32"',
     ),
+    Tripwire(
+        "swapping",
+        lambda now, first: now["swapped"] > SWAPPED,
+        "the machine moved {swapped:,} bytes of this process to disk for want of memory, which makes it many times "
+        "slower: close other programs, or lower rollout.batch and update.micro_batch_tokens",
+    ),
 )
 
 
 def fired(record: Record, first: Record, already: set[str]) -> list[Notice]:
     """The notices of a step that were not given before; their names are added to ``already``."""
     found = []
+    now, then = _comparable(record), _comparable(first)
     for wire in TRIPWIRES:
-        if wire.name not in already and wire.check(record, first):
+        if wire.name not in already and wire.check(now, then):
             already.add(wire.name)
             found.append(Notice(wire.name, f"step {record['step']}: {wire.text.format(**record)}"))
     return found
+
+
+def _comparable(record: Record) -> Record:
+    """The record with NaN, which is beyond no limit, for what is null or not there."""
+    return defaultdict(lambda: math.nan, {name: value for name, value in record.items() if value is not None})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Backend, Floats, Ids, Proxy, Scores, token_index
+from backends.interface import Backend, Floats, Ids, Proxy, Scores, Sequences, token_index
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
 from delta_cli.credit.surrogate import Totals
 from delta_cli.recipe.models import Recipe
@@ -44,6 +44,7 @@ class Updates:
     skipped: int = 0
     nonfinite: int = 0
     totals: list[Totals] = field(default_factory=list)  # of every update that had a forward
+    policy_shift: float = 0.0  # nats, see metrics
 
     def record(self) -> dict[str, Any]:
         """The numbers for metrics.jsonl."""
@@ -59,6 +60,7 @@ class Updates:
             "kl_reference": sum(total.kl_reference for total in self.totals) / tokens,
             "ratio_gap_first": self.totals[0].ratio_gap if self.totals else None,
             "ratio_gap": max((total.ratio_gap for total in self.totals), default=0.0),
+            "policy_shift": self.policy_shift,
         }
 
 
@@ -101,6 +103,8 @@ class Updater:
     def update(self, batch: RolloutBatch, credit: Credit, step: int) -> Updates:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
+        probe = _shortest(batch)
+        before = self.backend.score(probe).logprobs
         for epoch in range(settings.epochs):
             order = np.arange(len(batch.problems))
             if epoch:
@@ -108,6 +112,8 @@ class Updater:
             for groups in np.array_split(order, settings.mini_batches):
                 if len(groups):
                     self._update_on(batch, credit, groups, settings.rate(step, self.recipe.run.steps), done)
+        if done.norms:
+            done.policy_shift = float(np.abs(self.backend.score(probe).logprobs - before).max(initial=0.0))
         return done
 
     def _update_on(self, batch: RolloutBatch, credit: Credit, groups: Ids, rate: float, done: Updates) -> None:
@@ -117,7 +123,8 @@ class Updater:
             done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
             return
         loss = self.backend.accumulate(mini.sequences, surrogate)
-        norm = self.backend.step(rate, surrogate.scale)
+        # A gradient that is not finite updates nothing, and neither does one of a loss that is not.
+        norm = self.backend.step(rate, surrogate.scale if np.isfinite(loss) else np.nan)
         if np.isfinite(norm):
             done.losses.append(loss * surrogate.scale)
             done.norms.append(norm)
@@ -150,3 +157,8 @@ class Updater:
             engine_logp=None if engine is None else np.asarray(engine, np.float64)[index],
             importance_cap=settings.importance_cap,
         )
+
+
+def _shortest(batch: RolloutBatch) -> Sequences:
+    """The batch's shortest response, to see the policy move: two forwards of it cost next to nothing."""
+    return batch.sequences.select(np.argsort(batch.sequences.lengths, kind="stable")[:1])

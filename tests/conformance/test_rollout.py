@@ -101,14 +101,17 @@ def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Backend,
 def test_tokens_come_as_often_as_they_should(
     backend: Backend, oracle: Oracle, temperature: float, top_p: float
 ) -> None:
-    """Single tokens; an id outside the nucleus never comes."""
+    """Single tokens; an id outside the nucleus never comes, and neighbours are independent."""
     sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, top_p=top_p, samples=1000, seed=1)
-    counts = np.bincount(backend.rollout(PROMPTS[:1], sampling).tokens, minlength=VOCAB)
+    drawn = backend.rollout(PROMPTS[:1], sampling).tokens
+    counts = np.bincount(drawn, minlength=VOCAB)
     p = oracle.next_token(PROMPTS[0].tolist(), temperature)
     ranked = np.argsort(-p)
     nucleus = ranked[: np.searchsorted(np.cumsum(p[ranked]), top_p) + 1]  # fewest ids that reach top_p
     assert set(np.flatnonzero(counts)) <= set(nucleus)
     assert pvalue(counts[nucleus], p[nucleus]) > 1e-4
+    agree = np.square(p[nucleus] / p[nucleus].sum()).sum()  # how often two independent responses are the same
+    assert abs(np.mean(drawn[::2] == drawn[1::2]) - agree) < 5 * np.sqrt(agree * (1 - agree) / 500)
 
 
 def test_the_second_token_follows_the_first(backend: Backend, oracle: Oracle) -> None:

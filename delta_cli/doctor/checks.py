@@ -1,0 +1,282 @@
+"""The checks of ``delta doctor``, from what costs nothing to what runs the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from backends import registry
+from backends.interface import Backend, BackendError, Bools, Floats, Ids, Sampling, Sequences
+from delta_cli.assets import model_path
+from delta_cli.data.loading import LoadedData
+from delta_cli.data.problem import Problem
+from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.doctor.estimate import estimate, needed
+from delta_cli.doctor.machine import Machine, look
+from delta_cli.doctor.shapes import shape_of
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe
+from delta_cli.rewards.grader import Grader
+from delta_cli.training.setup import (
+    backend_settings,
+    load_benchmarks,
+    load_data,
+    load_tokenizer,
+    make_grader,
+    template_of,
+)
+from delta_cli.training.update import Updater
+
+Level = Literal["ok", "note", "wrong"]
+
+GOLD_SAMPLE = 200  # gold answers verified
+PROMPT_SAMPLE = 16  # prompts whose outcomes are looked at
+RESPONSE_SAMPLE = 8  # responses for each
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: what was looked at, what was found, and what to do where it is wrong."""
+
+    level: Level
+    subject: str
+    text: str
+
+
+def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
+    """Every finding, as it is made. ``run_model`` says whether to load the model and time it.
+
+    What a check cannot be done without (weights, data) is a note when it is not there.
+    """
+    name = registry.default() if backend == "auto" else backend
+    machine = look(name)
+    yield from _machine(machine, name)
+    yield from _memory(recipe, machine)
+    try:
+        tokenizer = load_tokenizer(recipe)
+    except UserError as error:
+        yield Finding("note", "tokenizer", f"not looked at: {error}")
+        return
+    yield from _tokenizer(recipe, tokenizer)
+    try:
+        data = load_data(recipe, tokenizer)
+        load_benchmarks(recipe, data)
+    except UserError as error:
+        yield Finding("note", "data", f"not looked at: {error}")
+        return
+    with make_grader(recipe) as grader:
+        yield from _data(recipe, data, grader)
+        if run_model:
+            yield from _model(recipe, name, tokenizer, data, grader)
+
+
+def _machine(machine: Machine, backend: str) -> Iterator[Finding]:
+    yield Finding("ok", "system", f"{machine.system}, {machine.cores} cores, {_gib(machine.memory)} of memory")
+    yield Finding("ok", "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items()))
+    try:
+        registry.resolve(backend)
+    except BackendError as error:
+        yield Finding("wrong", "backend", str(error))
+        return
+    if machine.device_memory:
+        yield Finding("ok", "backend", f"{backend} on {machine.device}, {_gib(machine.device_memory)}")
+    else:
+        yield Finding("wrong", "backend", f"{backend}: {machine.device}; choose --backend cpu")
+
+
+def _memory(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+    try:
+        shape, config = shape_of(recipe.model.path)
+    except UserError as error:
+        yield Finding("note", "memory", f"not estimated: {error}")
+        return
+    items = sorted(estimate(recipe, shape, config), key=lambda item: -item.bytes)
+    for item in items:
+        yield Finding("ok", f"memory, {item.phase}", f"{_gib(item.bytes):>10}  {item.name}: {item.how}")
+    total, available = needed(items), machine.device_memory
+    if not available:
+        yield Finding("note", "memory", f"about {_gib(total)} at the worst moment")
+        return
+    if total <= available:
+        yield Finding("ok", "memory", f"about {_gib(total)} at the worst moment, of {_gib(available)}")
+        return
+    largest = [item for item in items if item.remedy][:3]
+    advice = "; ".join(f"{item.name}: {item.remedy}" for item in largest)
+    yield Finding(
+        "wrong", "memory", f"about {_gib(total)} at the worst moment, but {_gib(available)} is there. {advice}"
+    )
+
+
+def _tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Finding]:
+    ends = ", ".join(
+        f"{piece!r} ({i})"
+        for piece, i in zip(tokenizer.pieces(list(tokenizer.eos_ids)), tokenizer.eos_ids, strict=True)
+    )
+    yield Finding(
+        "ok", "tokenizer", f"{tokenizer.vocab_size} tokens; a response ends with {ends}; padding is {tokenizer.pad_id}"
+    )
+    problem = Problem("example", "1+1=?", "2")
+    prompt = encode_prompt(problem, template_of(recipe), tokenizer)
+    yield Finding("ok", "prompt", f"{tokenizer.decode(prompt, skip_special=False)!r}, {len(prompt)} tokens")
+    shape, _ = shape_of(recipe.model.path)
+    if shape.vocabulary < tokenizer.vocab_size:
+        yield Finding(
+            "wrong",
+            "vocabulary",
+            f"the model has {shape.vocabulary} rows for {tokenizer.vocab_size} tokens; it is another model's tokenizer",
+        )
+    elif shape.vocabulary > tokenizer.vocab_size:
+        yield Finding(
+            "ok", "vocabulary", f"padded to {shape.vocabulary} rows; ids beyond the tokenizer decode to \\ufffd"
+        )
+
+
+def _data(recipe: Recipe, data: LoadedData, grader: Grader) -> Iterator[Finding]:
+    yield Finding("ok", "data", f"{data.report}; {len(data.problems)} to train on, {len(data.held_out)} held out")
+    if recipe.reward.kind != "math":
+        return
+    sample = [problem for problem in data.problems if isinstance(problem.answer, str)][:GOLD_SAMPLE]
+    verdicts = [grader.submit(f"\\boxed{{{problem.answer}}}", problem, 1, False) for problem in sample]
+    refused = [problem for problem, verdict in zip(sample, verdicts, strict=True) if not verdict.result().correct]
+    if refused:
+        examples = "; ".join(f"{problem.id}: {problem.answer!r}" for problem in refused[:3])
+        yield Finding(
+            "wrong",
+            "verifier",
+            f"{len(refused)} of {len(sample)} gold answers are not accepted as answers to themselves: {examples}",
+        )
+    else:
+        yield Finding("ok", "verifier", f"{len(sample)} gold answers accepted as answers to themselves")
+
+
+def _model(recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Grader) -> Iterator[Finding]:
+    if not Path(model_path(recipe.model.path)).is_dir():
+        yield Finding("note", "model", "not run: its weights are not here")
+        return
+    try:
+        backend = registry.create(name, backend_settings(recipe))
+    except BackendError as error:
+        yield Finding("wrong", "model", str(error))
+        return
+    try:
+        yield Finding("ok", "model", f"{backend.parameters:,} parameters, {backend.trainable:,} trained")
+        sample = _draw(recipe, backend, tokenizer, data)
+        yield from _outcomes(sample, tokenizer, grader)
+        yield from _longest(recipe, backend)
+        yield from _times(recipe, backend, sample)
+    finally:
+        backend.close()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A few responses to the first problems, prompt-major."""
+
+    problems: Sequence[Problem]
+    sequences: Sequences
+    truncated: Bools
+    seconds: float  # to draw them
+
+
+def _draw(recipe: Recipe, backend: Backend, tokenizer: Tokenizer, data: LoadedData) -> Sample:
+    problems = data.problems[:PROMPT_SAMPLE]
+    prompts = [encode_prompt(problem, template_of(recipe), tokenizer) for problem in problems]
+    temperature = recipe.rollout.temperature
+    start = time.perf_counter()
+    drawn = backend.rollout(
+        prompts, Sampling(recipe.rollout.max_tokens, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE)
+    )
+    seconds = time.perf_counter() - start
+    repeated = tuple(prompt for prompt in prompts for _ in range(RESPONSE_SAMPLE))
+    return Sample(problems, Sequences(repeated, drawn.tokens, drawn.starts, temperature), drawn.truncated, seconds)
+
+
+def _outcomes(sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[Finding]:
+    """Whether there is something to learn from."""
+    lengths = sample.sequences.lengths
+    verdicts = [
+        grader.submit(
+            tokenizer.decode(sample.sequences.response(row)),
+            sample.problems[row // RESPONSE_SAMPLE],
+            int(lengths[row]),
+            bool(sample.truncated[row]),
+        )
+        for row in range(len(lengths))
+    ]
+    correct = np.array([verdict.result().correct for verdict in verdicts]).reshape(len(sample.problems), -1)
+    mixed = float(np.mean(correct.any(axis=1) & ~correct.all(axis=1)))
+    text = f"{correct.mean():.0%} right; {mixed:.0%} of prompts have right and wrong responses"
+    if mixed <= 0.2:
+        yield Finding(
+            "wrong", "outcomes", f"{text}; little can be learned: choose problems nearer to what the model can do"
+        )
+    else:
+        yield Finding("ok", "outcomes", text)
+    cut = float(sample.truncated.mean())
+    advice = "; raise rollout.max_tokens" if cut >= 0.5 else ""
+    text = f"{lengths.mean():.0f} tokens on average, {cut:.0%} cut at the limit{advice}"
+    yield Finding("wrong" if advice else "ok", "length", text)
+    yield Finding("ok", "rollout", f"{lengths.sum() / sample.seconds:.0f} tokens a second")
+
+
+def _longest(recipe: Recipe, backend: Backend) -> Iterator[Finding]:
+    """The longest possible sequence through scoring and the backward pass, so that it fails now or never."""
+    prompt = np.zeros(recipe.rollout.max_prompt_tokens, np.int64)
+    length = recipe.rollout.max_tokens
+    rows = max(1, recipe.update.micro_batch_tokens // (len(prompt) + length))
+    starts = np.arange(rows + 1, dtype=np.int64) * length
+    longest = Sequences((prompt,) * rows, np.zeros(rows * length, np.int64), starts, recipe.rollout.temperature)
+
+    try:
+        scores = backend.score(longest, Updater(recipe, backend).proxy)
+        if scores.features:
+            scores.features.close()
+        backend.accumulate(longest, _nothing)
+        backend.step(0.0)
+    except (BackendError, MemoryError, ValueError) as error:
+        yield Finding("wrong", "longest batch", f"{rows} × {len(prompt) + length} tokens: {error}")
+        return
+    peak = _gib(backend.peak_memory())
+    yield Finding("ok", "longest batch", f"{rows} × {len(prompt) + length} tokens went through; {peak} at most so far")
+
+
+def _times(recipe: Recipe, backend: Backend, sample: Sample) -> Iterator[Finding]:
+    """What a step and the run will take, from the sample: each phase in proportion to its tokens."""
+    proxy = Updater(recipe, backend).proxy
+    start = time.perf_counter()
+    scores = backend.score(sample.sequences, proxy)
+    if scores.features:
+        scores.features.close()
+    scored = time.perf_counter()
+    backend.accumulate(sample.sequences, _nothing)
+    backend.step(0.0)
+    updated = time.perf_counter()
+    responses = recipe.rollout.prompts * recipe.rollout.responses
+    share = responses / len(sample.sequences)
+    phases = {
+        "rollout": sample.seconds * share,
+        "score": (scored - start) * share,
+        "update": (updated - scored) * share * recipe.update.epochs,
+    }
+    step = sum(phases.values())
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+    whole = step * recipe.run.steps
+    run = f"{whole / 3600:.1f} h" if whole >= 5400 else f"{whole / 60:.1f} min"
+    yield Finding(
+        "ok", "time", f"about {step:.1f} s a step ({parts}), {run} for {recipe.run.steps} steps, evaluation apart"
+    )
+
+
+def _nothing(logp: Floats, rows: Ids) -> tuple[float, Floats]:
+    """A surrogate without a gradient: forward and backward cost what they cost, the weights stay."""
+    return 0.0, np.zeros_like(logp)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,107 @@
+"""The shape of a model, from its config.json or, for the models of the recipes, from a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delta_cli.assets import model_path
+from delta_cli.errors import UserError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of the common kind: grouped-query attention and a gated feed-forward part."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters in the matrices of one layer."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model; norms are left out, they are below a thousandth."""
+        return self.layers * self.layer_matrices + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    def adapters(self, rank: int, targets: tuple[str, ...], layers: int | None) -> int:
+        """Parameters of low-rank adapters on the named projections."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sides = {
+            "q_proj": self.hidden + q,
+            "k_proj": self.hidden + kv,
+            "v_proj": self.hidden + kv,
+            "o_proj": self.hidden + q,
+            "gate_proj": self.hidden + self.intermediate,
+            "up_proj": self.hidden + self.intermediate,
+            "down_proj": self.hidden + self.intermediate,
+        }
+        return (layers or self.layers) * rank * sum(sides.get(target, 0) for target in targets)
+
+
+# Models of the recipes, so that they can be judged before they are downloaded.
+KNOWN = {
+    "Qwen/Qwen3-8B-Base": Shape(4096, 36, 32, 8, 128, 12288, 151936),
+    "Qwen/Qwen3-14B-Base": Shape(5120, 40, 40, 8, 128, 17408, 151936),
+    "allenai/Olmo-3-1025-7B": Shape(4096, 32, 32, 32, 128, 11008, 100278),
+    "mlx-community/Qwen3-1.7B-4bit": Shape(2048, 28, 16, 8, 128, 6144, 151936, tied=True),
+}
+
+
+def shape_of(model: str) -> tuple[Shape, dict[str, Any]]:
+    """The shape of a model and its config (empty for one that is known but not here).
+
+    Raises UserError where neither the folder nor the table has it.
+    """
+    folder = Path(model_path(model)).expanduser()
+    file = folder / "config.json" if folder.is_dir() else _cached(model)
+    if file is not None:
+        return _from_config(file)
+    if model in KNOWN:
+        return KNOWN[model], {}
+    raise UserError(
+        f"model.path: {model}: no such folder, not downloaded, and its shape is not known; download it first"
+    )
+
+
+def _from_config(file: Path) -> tuple[Shape, dict[str, Any]]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        heads = config["num_attention_heads"]
+        shape = Shape(
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads", heads),
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            vocabulary=config["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not the config of a language model ({type(error).__name__}: {error})") from None
+    return shape, config
+
+
+def _cached(model: str) -> Path | None:
+    """The config of a model that was downloaded before."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # not a hub name
+        return None
+    return Path(found) if isinstance(found, str) else None

@@ -1,0 +1,351 @@
+"""What only the mlx backend does; what every backend must do is in tests/conformance."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mlx.core", reason="MLX is not installed")
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
+
+from backends import mlx as package
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    LoraSettings,
+    OptimizerSettings,
+    Proxy,
+    Sampling,
+    Sequences,
+)
+from backends.mlx import memory
+from backends.mlx.backend import MlxBackend
+from backends.mlx.head import Head, pullback
+from backends.mlx.optimizer import AdamW
+from backends.mlx.rollout import inverse_cdf, nucleus
+from delta_cli.assets.random_model import write_qwen3
+
+VOCAB = 40
+LORA = LoraSettings(rank=4, layers=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mlx") / "model"
+    write_qwen3(folder, vocab_size=VOCAB, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module", params=[4, 8])
+def quantised(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, config = quantize_model(*load_model(folder), group_size=32, bits=request.param)
+    path = tmp_path_factory.mktemp("quantised")
+    save_model(path, model)
+    save_config(config, path / "config.json")
+    return path
+
+
+def create(folder: Path, **settings: Any) -> MlxBackend:
+    backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
+    assert isinstance(backend, MlxBackend)
+    return backend
+
+
+def batch(responses: int = 4, length: int = 10) -> Sequences:
+    rng = np.random.default_rng(0)
+    prompts = tuple(rng.integers(1, VOCAB, 1 + row) for row in range(responses))
+    return Sequences(prompts, rng.integers(1, VOCAB, responses * length), np.arange(responses + 1) * length)
+
+
+def likelier(logp: np.ndarray, rows: np.ndarray) -> tuple[float, np.ndarray]:
+    """The surrogate whose descent makes every token likelier."""
+    return -float(logp.mean()), np.full(len(logp), -1 / len(logp))
+
+
+# ------------------------------------------------------------------------------------- rollout
+
+
+def test_the_token_that_ends_a_response_is_kept_with_its_logprob(folder: Path) -> None:
+    """Where every id but one ends a response, so does nearly every first token."""
+    backend = create(folder)
+    prompt = np.array([3, 4, 5])
+    drawn = backend.rollout([prompt], Sampling(max_tokens=5, stop_ids=tuple(range(1, VOCAB)), samples=20))
+    assert all(drawn.tokens[drawn.starts[1:] - 1] != 0)
+    assert not drawn.truncated.any()
+    scored = backend.score(Sequences((prompt,) * 20, drawn.tokens, drawn.starts)).logprobs
+    np.testing.assert_allclose(drawn.logprobs, scored, atol=1e-5)
+
+
+def test_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(30, 0.3), size=50).astype(np.float32)
+    kept = np.array(nucleus(mx.log(mx.array(p)), 0.7))
+    for row, result in zip(p, kept, strict=True):
+        total, expected = 0.0, set()
+        for token in np.argsort(-row):
+            if total >= 0.7:
+                break
+            expected.add(token)
+            total += float(row[token])
+        assert set(np.flatnonzero(result)) == expected
+        np.testing.assert_allclose(result[list(expected)], row[list(expected)], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.249, 1), (0.2501, 3), (0.7, 3), (1.0, 3)])
+def test_inverse_cdf_never_draws_a_token_without_weight(uniform: float, token: int) -> None:
+    """Weights 1 : 3 on tokens 1 and 3 of six, at the ends of the unit interval too."""
+    weights = mx.array([[0.0, 0.2, 0.0, 0.6, 0.0, 0.0]])
+    assert inverse_cdf(weights, mx.array([uniform])).item() == token
+
+
+# --------------------------------------------------------------------------- score and features
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("proxy", [Proxy("output_row"), Proxy("hidden_topk", k=3), Proxy("hidden_exact")])
+def test_features_in_host_memory_equal_those_on_the_device(folder: Path, dtype: str, proxy: Proxy) -> None:
+    """Some chunks beyond the budget, in both storage types: the same bits, so the same sums."""
+    sequences = batch()
+    weights = np.random.default_rng(1).normal(size=(3, len(sequences.tokens)))
+    direction = np.random.default_rng(2).normal(size=32)
+    results, hosted = [], []
+    for feature_bytes in (2**20, 700):
+        backend = create(folder, dtype=dtype, feature_bytes=feature_bytes, head_chunk_tokens=4)
+        features = backend.score(sequences, proxy).features
+        assert features is not None
+        hosted.append(sum(isinstance(values, np.ndarray) for values, _ in features.store.chunks))
+        view = features.slice(5, 25)
+        results.append([features.weighted_sum(weights), features.squared_norms(), view.project(direction)])
+        np.testing.assert_allclose(results[-1][2], features.project(direction)[5:25], rtol=1e-5, atol=1e-6)
+    assert hosted[0] == 0
+    assert 0 < hosted[1] < 10
+    for device, host in zip(*results, strict=True):
+        np.testing.assert_array_equal(device, host)
+
+
+def test_logits_of_all_tokens_never_exist(tmp_path: Path) -> None:
+    """Neither forward nor backward reaches half of what they would take."""
+    write_qwen3(tmp_path, vocab_size=6000, hidden=16, layers=1, head_dim=4, intermediate=16)
+    backend = create(tmp_path, head_chunk_tokens=32)
+    sequences = batch(responses=8, length=100)
+    whole = len(sequences.tokens) * 6000 * 4
+    for use in (backend.score, lambda sequences: backend.accumulate(sequences, likelier)):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        use(sequences)
+        assert mx.get_peak_memory() - before < whole / 2
+
+
+def test_pullback_of_a_quantised_head() -> None:
+    """Against float64 on the dequantised rows."""
+    rng = np.random.default_rng(0)
+    module = nn.QuantizedLinear(32, VOCAB, bias=False, group_size=32, bits=4)
+    head = Head.of(module, "lm_head")
+    rows = np.array(head.rows(mx.arange(VOCAB)), dtype=np.float64)
+    hidden, targets, dlogp = rng.normal(size=(7, 32)), rng.integers(0, VOCAB, 7), rng.normal(size=7)
+    got, _ = pullback(
+        head, mx.array(hidden.astype(np.float32)), mx.array(targets), mx.array(dlogp.astype(np.float32)), 0.7, 3,
+        weight=False,
+    )  # fmt: skip
+    logits = torch.tensor(hidden @ rows.T / 0.7, requires_grad=True)
+    logp = torch.log_softmax(logits, -1)[torch.arange(7), torch.tensor(targets)]
+    (logp * torch.tensor(dlogp)).sum().backward()
+    np.testing.assert_allclose(np.array(got), logits.grad.numpy() / 0.7 @ rows, rtol=1e-4, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------- update
+
+
+def test_checkpointing_saves_memory_changes_nothing_and_touches_no_other_model(tmp_path: Path) -> None:
+    write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, head_dim=8, layers=8, scale=0.2)
+    sequences = batch(responses=4, length=100)
+    plain, saving = create(tmp_path), create(tmp_path, gradient_checkpointing=True)
+    call = type(plain.model.layers[0]).__call__
+    peaks = []
+    for backend in (plain, saving, plain):  # once more, to see that the second left the class alone
+        backend.optimizer.gradient = {}
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        backend.accumulate(sequences, likelier)
+        peaks.append(mx.get_peak_memory() - before)
+    assert type(saving.model.layers[0]) is type(plain.model.layers[0])
+    assert type(plain.model.layers[0]).__call__ is call
+    assert peaks[1] < peaks[0] / 2
+    assert peaks[2] > peaks[1] * 2
+    for name, gradient in plain.optimizer.gradient.items():
+        np.testing.assert_allclose(saving.optimizer.gradient[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_adamw_is_that_of_torch() -> None:
+    """Five steps with clipped and unclipped gradients; the updates agree, not the weights alone."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(5, 7)).astype(np.float32) * 1e-3
+    settings = OptimizerSettings(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+    ours = AdamW({"w": mx.array(start)}, settings)
+    weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    theirs = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    for size in (0.01, 3.0, 0.1, 1.0, 1e-5):
+        gradient = (size * rng.normal(size=start.shape)).astype(np.float32)
+        weight.grad = torch.tensor(0.5 * gradient, dtype=torch.float64)
+        norm = torch.nn.utils.clip_grad_norm_([weight], 1.0)
+        theirs.step()
+        ours.add({"w": mx.array(gradient)})
+        assert ours.step(1e-2, scale=0.5) == pytest.approx(norm.item(), rel=1e-6)
+        moved, expected = np.array(ours.weights["w"]) - start, weight.detach().numpy() - start
+        np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_bfloat16_training_keeps_what_a_bfloat16_weight_would_round_away(folder: Path) -> None:
+    """At learning rate 1e-6 the masters move by that much; the weights of the compute are their rounding."""
+    backend = create(folder, dtype="bfloat16")
+    before = {name: np.array(weight) for name, weight in backend.optimizer.weights.items()}
+    for _ in range(3):
+        backend.accumulate(batch(), likelier)
+        backend.step(1e-6)
+    name = "model.layers.0.mlp.up_proj.weight"
+    moved = np.abs(np.array(backend.optimizer.weights[name]) - before[name])
+    assert np.median(moved) == pytest.approx(3e-6, rel=0.2)
+    compute = dict(tree_flatten(backend.model.parameters()))[name]
+    assert compute.dtype == mx.bfloat16
+    rounded = mx.array(before[name]).astype(mx.bfloat16)
+    assert mx.mean(compute == rounded).item() > 0.9, "an update in bfloat16 would have been lost"
+    assert mx.all(compute == backend.optimizer.weights[name].astype(mx.bfloat16)).item()
+
+
+def test_bfloat16_rollouts_and_scores_agree(folder: Path) -> None:
+    backend = create(folder, dtype="bfloat16")
+    prompts = [np.array([3, 4]), np.array([9, 8, 7, 6])]
+    drawn = backend.rollout(prompts, Sampling(max_tokens=12, stop_ids=(0,), samples=2))
+    rows = tuple(prompt for prompt in prompts for _ in range(2))
+    scored = backend.score(Sequences(rows, drawn.tokens, drawn.starts)).logprobs
+    np.testing.assert_allclose(drawn.logprobs, scored, atol=0.05)
+
+
+# ------------------------------------------------------------------------- adapters and export
+
+
+def test_adapters_on_a_quantised_base(quantised: Path, tmp_path: Path) -> None:
+    """They train, the base does not; the export is plain and computes the same, and so do base + adapter/."""
+    backend = create(quantised, lora=LORA, keep_reference=True)
+    sequences = batch()
+    before = backend.score(sequences).logprobs
+    base = {name: np.array(value) for name, value in tree_flatten(backend.model.parameters()) if "lora" not in name}
+    for _ in range(3):
+        backend.accumulate(sequences, likelier)
+        assert backend.step(0.02) > 0
+    after = backend.score(sequences).logprobs
+    assert after.mean() > before.mean() + 0.1
+    np.testing.assert_array_equal(backend.reference(sequences), before)
+    for name, value in tree_flatten(backend.model.parameters()):
+        if "lora" not in name:
+            np.testing.assert_array_equal(value, base[name])
+
+    backend.export(tmp_path)
+    assert "quantization" not in json.loads((tmp_path / "config.json").read_text())
+    np.testing.assert_array_equal(backend.score(sequences).logprobs, after)  # exporting left the policy alone
+    np.testing.assert_allclose(create(tmp_path).score(sequences).logprobs, after, atol=1e-5)
+    model = load_adapters(load_model(quantised)[0], str(tmp_path / "adapter"))
+    ids = np.concatenate([sequences.prompts[0], sequences.response(0)])
+    logits = np.array(model(mx.array(ids[None]))[0], dtype=np.float64)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(logp[np.arange(10), ids[1:]], after[:10], atol=1e-4)
+
+
+def test_a_quantised_base_needs_adapters(quantised: Path) -> None:
+    with pytest.raises(BackendError, match=r"add \[model.lora\]"):
+        create(quantised)
+
+
+def test_adapters_are_a_function_of_the_seed(folder: Path) -> None:
+    first, again, other = (create(folder, lora=LORA, seed=seed).optimizer.weights for seed in (1, 1, 2))
+    name = "model.layers.1.self_attn.q_proj.lora_a"
+    np.testing.assert_array_equal(first[name], again[name])
+    assert not np.array_equal(first[name], other[name])
+
+
+def test_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    create(folder, lora=LORA).save(tmp_path)
+    with pytest.raises(BackendError, match="'.*' does not fit"):
+        create(folder).load(tmp_path)
+    with pytest.raises(BackendError, match="cannot read the training state"):
+        create(folder).load(tmp_path / "nothing")
+
+
+# -------------------------------------------------------------------------------------- errors
+
+
+def broken(folder: Path, path: Path, **config: Any) -> Path:
+    """A copy of a model with another config."""
+    path.mkdir()
+    (path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    return path
+
+
+def test_models_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
+    """One line each, with the folder and the reason."""
+    garbage, empty = broken(folder, tmp_path / "garbage"), broken(folder, tmp_path / "empty")
+    (garbage / "config.json").write_text("{")
+    (empty / "model.safetensors").unlink()
+    cases = {
+        tmp_path / "nowhere": "does not exist",
+        folder / "config.json": "is a file",
+        garbage: "Expecting",
+        empty: "No safetensors",
+        broken(folder, tmp_path / "unknown", model_type="qwen99"): "qwen99",
+        broken(folder, tmp_path / "code", model_file="evil.py"): "evil.py",
+        broken(folder, tmp_path / "larger", hidden_size=64): "shape",
+    }
+    for path, reason in cases.items():
+        with pytest.raises(BackendError, match=reason) as error:
+            create(path)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_unknown_adapter_targets_are_named(folder: Path) -> None:
+    with pytest.raises(BackendError, match="'c_attn'.*choose from down_proj, gate_proj"):
+        create(folder, lora=LoraSettings(targets=("q_proj", "c_attn")))
+
+
+def test_another_version_of_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "version", lambda name: "0.33.1")
+    with pytest.raises(BackendError, match=r"works with mlx 0\.32\.x and found 0\.33\.1; run: pip install"):
+        package.check_installation()
+
+
+def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="no Metal device.*--backend cpu"):
+        package.check_installation()
+
+
+def test_memory_limits_are_the_recommended_ones_until_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"wired": 1, "cache": 2}
+
+    def setter(kind: str) -> Any:
+        return lambda value: [limits[kind], limits.update({kind: value})][0]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1000})
+    monkeypatch.setattr(mx, "set_wired_limit", setter("wired"))
+    monkeypatch.setattr(mx, "set_cache_limit", setter("cache"))
+    held = memory.MemoryLimits()
+    assert limits == {"wired": 1000, "cache": 250}
+    held.restore()
+    held.restore()
+    assert limits == {"wired": 1, "cache": 2}

@@ -1,0 +1,153 @@
+"""The chunked head, token features and the sampler, against whole logits in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backends.interface import Proxy
+from backends.torch.features import TorchFeatures
+from backends.torch.head import Head
+from backends.torch.sampling import draw, nucleus
+
+TOKENS, SIZE, VOCAB = 13, 6, 29
+
+
+@pytest.fixture
+def case() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    coefficients = torch.randn(TOKENS, generator=generator)
+    coefficients[[2, 5, 12]] = 0  # clipped tokens
+    return {
+        "hidden": 2 * torch.randn(TOKENS, SIZE, generator=generator),
+        "weight": torch.randn(VOCAB, SIZE, generator=generator),
+        "targets": torch.randint(VOCAB, (TOKENS,), generator=generator),
+        "coefficients": coefficients,
+    }
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
+def test_statistics_and_gradients(case: dict[str, torch.Tensor], chunk: int, temperature: float) -> None:
+    """Everything the head says, and the gradient of Σ c·logp through it, is autograd's over whole logits."""
+    hidden, weight = (case[name].double().requires_grad_() for name in ("hidden", "weight"))
+    log = (hidden @ weight.T / temperature).log_softmax(1)
+    logprobs = log.gather(1, case["targets"][:, None])[:, 0]
+    (logprobs * case["coefficients"]).sum().backward()
+
+    head = Head(case["weight"], chunk)
+    found = head.statistics(
+        case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact")
+    )
+    gradient = torch.zeros_like(case["weight"])
+    rest = case["targets"], found.logsumexp, case["coefficients"], temperature
+    head.add_weight_gradient(gradient, case["hidden"], *rest)
+    assert found.entropies is not None
+    assert found.directions is not None
+    slopes = found.directions * (case["coefficients"] / temperature)[:, None]
+    close(found.logprobs, logprobs)
+    close(found.entropies, -(log.exp() * log).sum(1))
+    close(slopes, hidden.grad)
+    close(gradient, weight.grad)
+
+
+@pytest.mark.parametrize("k", [1, 5, VOCAB + 3])
+def test_truncated_direction(case: dict[str, torch.Tensor], k: int) -> None:
+    """hidden_topk is autograd's d log q(y) / dh + the same for y outside the top k; k ≥ V is the exact proxy."""
+    hidden, weight = case["hidden"].double().requires_grad_(), case["weight"].double()
+    logits = hidden @ weight.T
+    kept = logits.topk(min(k, VOCAB)).values
+    chosen = logits.gather(1, case["targets"][:, None])[:, 0]
+    (chosen - kept.logsumexp(1)).sum().backward()
+    found = Head(case["weight"], 4).statistics(
+        case["hidden"], case["targets"], 1.0, entropies=False, proxy=Proxy("hidden_topk", k)
+    )
+    assert found.directions is not None
+    assert found.entropies is None
+    close(found.directions, hidden.grad)
+
+
+def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
+    """No operation of a forward and backward makes a tensor larger than one chunk's logits or the head."""
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple) else (result,):
+                if isinstance(tensor, torch.Tensor):
+                    self.numel = max(self.numel, tensor.numel())
+            return result
+
+    hidden = case["hidden"].repeat(20, 1)
+    targets, coefficients = case["targets"].repeat(20), case["coefficients"].repeat(20)
+    gradient = torch.zeros_like(case["weight"])
+    with Largest() as largest:
+        head = Head(case["weight"], 7)
+        found = head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_exact"))
+        head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_topk", 5))
+        head.add_weight_gradient(gradient, hidden, targets, found.logsumexp, coefficients, 0.9)
+    assert VOCAB * 7 <= largest.numel <= max(VOCAB * 7, VOCAB * SIZE, hidden.numel())
+
+
+@pytest.mark.parametrize("budget", [0, 5 * SIZE * 4, 10**6])
+def test_features(budget: int) -> None:
+    """Sums, projections, norms and slices of features stored out of order, on the device, the host or both."""
+    rng = np.random.default_rng(0)
+    rows, scale = rng.standard_normal((TOKENS, SIZE)), rng.random(TOKENS)
+    weights, direction = rng.standard_normal((3, TOKENS)), rng.standard_normal(SIZE)
+    features = TorchFeatures.allocate(TOKENS, SIZE, torch.float32, torch.device("cpu"), budget)
+    order = rng.permutation(TOKENS)
+    for part in np.array_split(order, 3):
+        features.put(part, torch.from_numpy(rows[part]).float(), torch.from_numpy(scale[part]).float())
+    for start, stop in ((0, TOKENS), (2, 4), (3, 9), (8, TOKENS), (4, 4)):
+        part = features.slice(start, stop)
+        v = (rows * scale[:, None])[start:stop]
+        for found, expected in (
+            (part.weighted_sum(weights[:, start:stop]), weights[:, start:stop] @ v),
+            (part.project(direction), v @ direction),
+            (part.squared_norms(), (v**2).sum(1)),
+        ):
+            assert found.dtype == np.float64
+            np.testing.assert_allclose(found, expected, atol=2e-6)
+    features.close()
+    features.close()
+
+
+def test_long_sums_keep_their_precision() -> None:
+    """A hundred thousand equal terms, where float32 products were off by 4e-5."""
+    count = 100_000
+    features = TorchFeatures.allocate(count, 1, torch.float32, torch.device("cpu"), 10**9)
+    features.put(np.arange(count), torch.full((count, 1), 0.1))
+    total = features.weighted_sum(np.ones((1, count)))[0, 0]
+    assert total == pytest.approx(count * float(np.float32(0.1)), rel=1e-12)
+
+
+def test_inverse_of_the_cumulative_distribution() -> None:
+    """At the edges of the noise: never a token of probability zero, neither first, last nor in the middle."""
+    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).repeat(4, 1)
+    noise = torch.tensor([0.0, 0.49, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
+    ids, logprobs = draw(logits, noise, top_p=1.0, greedy=False)
+    assert ids.tolist() == [1, 1, 3, 3]
+    close(logprobs, torch.full((4,), np.log(0.5)))
+
+
+def test_nucleus() -> None:
+    """The likeliest tokens up to top_p, the one that crosses it included; log-probabilities stay those of all."""
+    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]])
+    close(nucleus(probabilities, 0.6), torch.tensor([[0, 0.4, 0, 0.3], [0.97, 0, 0, 0]]))
+    close(nucleus(probabilities, 0.75), torch.tensor([[0, 0.4, 0.2, 0.3], [0.97, 0, 0, 0]]))
+    noise = torch.tensor([0.999, 0.999], dtype=torch.float64)
+    ids, logprobs = draw(probabilities.log(), noise, top_p=0.6, greedy=False)
+    assert ids.tolist() == [3, 0]
+    close(logprobs.exp(), torch.tensor([0.3, 0.97]))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor | None) -> None:
+    assert expected is not None
+    np.testing.assert_allclose(found.detach().double(), expected.detach().double(), atol=5e-6, rtol=1e-6)

@@ -1,0 +1,197 @@
+"""Loading: the architectures that work, and one clear line for every model that cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from backends.interface import Backend, BackendError, BackendSettings, LoraSettings, Sampling, Sequences
+from backends.torch import create
+from delta_cli.assets.random_model import write_qwen3
+
+VOCAB = 31
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "initializer_range": 0.3,
+}
+ARCHITECTURES = {
+    "llama": SIZES,
+    "qwen2": SIZES,  # projections with a bias
+    "mistral": {**SIZES, "sliding_window": 5},  # every layer slides
+    "olmo2": SIZES,  # norms after the blocks
+    "olmo3": {**SIZES, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_qwen3(tmp_path / "model", vocab_size=VOCAB, hidden=16, layers=3, head_dim=4, intermediate=24)
+    return tmp_path / "model"
+
+
+def load(folder: Path | str, **settings: Any) -> Backend:
+    return create(BackendSettings(model=str(folder), **settings), "cpu")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_architectures(kind: str, tmp_path: Path) -> None:
+    """Responses much longer than a sliding window: what was sampled, what is scored and the whole model agree."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **ARCHITECTURES[kind])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    backend = load(tmp_path)
+    prompts = [np.array([3, 4, 5, 6, 7, 8, 9]), np.array([2])]
+    drawn = backend.rollout(prompts, Sampling(max_tokens=20, stop_ids=(1,), samples=3))
+    sequences = Sequences(tuple(prompts[row // 3] for row in range(6)), drawn.tokens, drawn.starts)
+    scored = backend.score(sequences)
+    np.testing.assert_allclose(drawn.logprobs, scored.logprobs, atol=1e-5)
+    for row, prompt in enumerate(sequences.prompts):
+        ids = torch.from_numpy(np.concatenate([prompt, sequences.response(row)]))
+        with torch.no_grad():
+            log = model(ids[None]).logits[0].log_softmax(-1)
+        expected = log[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])[:, 0]
+        found = scored.logprobs[drawn.starts[row] : drawn.starts[row + 1]]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "why"),
+    [
+        ("cohere", {"logit_scale": 0.5}, "logit_scale"),
+        ("gemma2", {"head_dim": 4, "query_pre_attn_scalar": 4}, "final_logit_softcapping"),
+        ("granite", {"logits_scaling": 2.0}, "logits_scaling"),
+        ("phi", {"num_key_value_heads": 4}, "bias"),
+        ("nanochat", {"final_logit_softcapping": None, "num_key_value_heads": 4}, "more to its logits"),
+    ],
+)
+def test_logits_beyond_the_head_are_refused(
+    kind: str, extra: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "nanochat":  # a transformation that no configuration key announces
+        forward = transformers.LlamaForCausalLM.forward
+
+        def doubled(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            output.logits = 2 * output.logits
+            return output
+
+        monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", doubled)
+        kind, extra = "llama", {}
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **extra})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BackendError, match=why):
+        load(tmp_path)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def drop_a_weight(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+
+
+def truncate(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (shutil.rmtree, "does not exist"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "config.json").write_text("{ not json"), "config.json that cannot be used"),
+        (lambda folder: edit_config(folder, model_type="nonesuch"), "nonesuch"),
+        (lambda folder: edit_config(folder, hidden_size="wide"), "config.json that cannot be used"),
+        (lambda folder: edit_config(folder, vocab_size=VOCAB + 1), "embed_tokens"),
+        (lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq"}), "quantised"),
+        (
+            lambda folder: edit_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+            "Python code of its own",
+        ),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors weights"),
+        (pickle_weights, "pickled"),
+        (drop_a_weight, "lacks 11 weights"),
+        (truncate, "cannot be loaded"),
+    ],
+)
+def test_broken_folders(folder: Path, damage: Any, why: str) -> None:
+    damage(folder)
+    with pytest.raises(BackendError, match=why) as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_is_not_on_the_hub() -> None:
+    with pytest.raises(BackendError, match="neither a folder here nor") as error:
+        load("nobody/nothing")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu(folder: Path) -> None:
+    with pytest.raises(BackendError, match="choose --backend cpu"):
+        create(BackendSettings(model=str(folder)), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("lora", "why"),
+    [
+        (LoraSettings(targets=("q_proj", "query")), "'query'.*down_proj, gate_proj"),
+        (LoraSettings(targets=("lm_head",)), "'lm_head'"),
+        (LoraSettings(layers=4), "1 to 3"),
+        (LoraSettings(layers=0), "1 to 3"),
+    ],
+)
+def test_adapters_that_do_not_fit(folder: Path, lora: LoraSettings, why: str) -> None:
+    with pytest.raises(BackendError, match=why):
+        load(folder, lora=lora)
+
+
+def test_adapters_of_the_last_layers(folder: Path, tmp_path: Path) -> None:
+    """The count is exact, the seed decides, and the global random state is left alone."""
+    lora = LoraSettings(rank=2, targets=("q_proj", "down_proj"), layers=2)
+    state = torch.get_rng_state()
+    backends = [load(folder, lora=lora, seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [backend.trainable for backend in backends] == [2 * 2 * ((16 + 16) + (24 + 16))] * 3
+    saved = []
+    for i, backend in enumerate(backends):
+        (tmp_path / str(i)).mkdir()
+        backend.save(tmp_path / str(i))
+        saved.append((tmp_path / str(i) / "weights.safetensors").read_bytes())
+    assert saved[0] == saved[1] != saved[2]
+
+
+def test_loading_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load(folder, lora=LoraSettings(rank=2), keep_reference=True).close()
+    assert capfd.readouterr() == ("", "")
