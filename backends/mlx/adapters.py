@@ -39,7 +39,7 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
 
 def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Path and module of every adapted layer."""
-    return sorted(((path, module) for path, module in model.named_modules() if "lora_a" in module), key=lambda x: x[0])
+    return [(path, module) for path, module in model.named_modules() if "lora_a" in module]
 
 
 def save(policy: Policy, settings: LoraSettings, folder: Path) -> None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
+from numpy.typing import NDArray
 
 from backends.batching import PaddedBatch, micro_batches
 from backends.interface import (
@@ -36,7 +37,6 @@ from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
 
-DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
 
@@ -50,8 +50,7 @@ class MlxBackend:
     def __init__(self, settings: BackendSettings, name: str) -> None:
         self.name = name
         self.settings = settings
-        self.dtype = DTYPES[settings.dtype]
-        self.limits = MemoryLimits()
+        self.dtype = getattr(mx, settings.dtype)
         self.policy = load(settings.model)
         self.model = self.policy.model
         self.parameters = int(get_total_parameters(self.model))
@@ -70,6 +69,7 @@ class MlxBackend:
         self._publish()
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
+        self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
 
     def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
         """Draw responses with mlx-lm's batch generator."""
@@ -82,8 +82,8 @@ class MlxBackend:
         """One forward: log-probabilities, entropies and, with a proxy, features."""
         count = len(sequences.tokens)
         logps, entropies = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        store = FeatureStore(count, self.dtype, self.settings.feature_bytes)
         head, temperature = self.policy.head(), sequences.temperature or 1.0
+        store = FeatureStore(head.width, self.dtype, self.settings.feature_bytes)
         for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
             positions = token_index(sequences.starts, batch.rows)
             hidden = self._hidden(batch).astype(self.dtype)
@@ -113,10 +113,8 @@ class MlxBackend:
         layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
         temperature = sequences.temperature or 1.0
         with checkpointed(layers):
-            return sum(
-                self._accumulate(batch, surrogate, temperature)
-                for batch in micro_batches(sequences, self.settings.micro_batch_tokens)
-            )
+            batches = micro_batches(sequences, self.settings.micro_batch_tokens)
+            return sum((self._accumulate(batch, surrogate, temperature) for batch in batches), 0.0)
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""
@@ -140,7 +138,7 @@ class MlxBackend:
         if self.settings.lora:
             adapters.save(self.policy, self.settings.lora, folder / "adapter")
 
-    def all_sum(self, array: Floats) -> Floats:
+    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
         """The array itself: there is one process."""
         return array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +27,6 @@ def checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
             layer.__class__ = cls
 
 
-@functools.cache
 def _checkpointed_class(cls: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, hidden: mx.array, *args: Any, **kwargs: Any) -> Any:
         def compute(parameters: dict[str, Any], hidden: mx.array) -> Any:

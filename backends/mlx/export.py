@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, save_model
@@ -26,7 +27,7 @@ def export(policy: Policy, folder: Path, dtype: str) -> None:
     quantisation step. That costs the space of an unquantised model, and in bfloat16 still rounds
     what lies below its 8 bits.
     """
-    with plain(policy.model):
+    with plain(policy.model, getattr(mx, dtype)):
         save_model(folder, policy.model)
     config = json.loads((policy.folder / "config.json").read_text())
     for key in ("quantization", "quantization_config"):
@@ -39,17 +40,17 @@ def export(policy: Policy, folder: Path, dtype: str) -> None:
 
 
 @contextmanager
-def plain(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's layers are fused and dequantised; afterwards they are what they were."""
+def plain(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
+    """Inside, the model's layers are dequantised to ``dtype`` and fused; afterwards they are what they were."""
     adapted = lora_modules(model)
     packed = [(path, module) for path, module in model.named_modules() if hasattr(module, "bits")]
-    inside = {f"{path}.linear" for path, _ in adapted}
-    before = [*adapted, *((path, module) for path, module in packed if path not in inside)]
     try:
-        if adapted:
-            model.update_modules(tree_unflatten([(path, layer.fuse(dequantize=True)) for path, layer in adapted]))
         dequantize_model(model)
+        layers = dict(model.named_modules())
+        for path, _ in packed:
+            layers[path].set_dtype(dtype)  # some kinds of quantisation come out in bfloat16
+        model.update_modules(tree_unflatten([(path, layer.fuse()) for path, layer in adapted]))
         yield
     finally:
-        if before:
+        for before in (adapted, packed):  # packed layers lie inside adapted ones
             model.update_modules(tree_unflatten(before))

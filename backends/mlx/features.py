@@ -22,7 +22,7 @@ class FeatureStore:
     same bits. Arithmetic is float32 within a chunk and float64 over chunks.
     """
 
-    tokens: int
+    width: int  # H
     dtype: mx.Dtype
     budget: int
     used: int = 0
@@ -49,12 +49,12 @@ class MlxFeatures:
 
     def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
-        total: Floats | float = 0.0
+        total = np.zeros((len(weights), self.store.width))
         for values, tokens in self._chunks():
             # One matrix-vector product a direction: a matrix product may run in reduced precision on a GPU.
             parts = [mx.array(row[tokens].astype(np.float32)) @ values for row in weights]
-            total = total + np.array(mx.stack(parts), dtype=np.float64)
-        return np.asarray(total)
+            total += np.array(mx.stack(parts), dtype=np.float64)
+        return total
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, float64 [N]."""

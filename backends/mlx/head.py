@@ -38,6 +38,11 @@ class Head:
             packing["biases"] = module.get("biases")
         return cls(f"{path}.weight", module.weight, packing, "bias" in module)
 
+    @property
+    def width(self) -> int:
+        """H, which quantised weights do not show."""
+        return int(self.rows(mx.array([0])).shape[-1])
+
     def logits(self, hidden: mx.array) -> mx.array:
         """[n, H] → [n, V], in the type of the weights."""
         if self.packing:
@@ -54,7 +59,9 @@ class Head:
         """W at ``ids``, of any shape: [..., H] float32."""
         if not self.packing:
             return self.weight[ids].astype(mx.float32)
-        packing = {key: value[ids] if isinstance(value, mx.array) else value for key, value in self.packing.items()}
+        packing: dict[str, Any] = {
+            key: value[ids] if isinstance(value, mx.array) else value for key, value in self.packing.items()
+        }
         return mx.dequantize(self.weight[ids], **packing).astype(mx.float32)
 
     def log_softmax(self, hidden: mx.array, temperature: float) -> mx.array:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from backends.interface import BackendError, OptimizerSettings
 
@@ -41,10 +43,11 @@ class AdamW:
         Where the norm is not finite, or there is no gradient, nothing is updated.
         """
         gradient, self.gradient = self.gradient, {}
-        squares = [mx.sum(mx.square(part)) for part in gradient.values()]
-        mx.eval(squares)
-        norm = abs(scale) * math.sqrt(sum(square.item() for square in squares))
-        if not gradient or not math.isfinite(norm):
+        if not gradient:
+            return 0.0
+        squares = mx.stack([mx.sum(mx.square(part)) for part in gradient.values()])
+        norm = abs(scale) * math.sqrt(np.array(squares, dtype=np.float64).sum())
+        if not math.isfinite(norm):
             return norm
         factor = scale * min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
         self.steps += 1
@@ -59,7 +62,7 @@ class AdamW:
         denominator = mx.sqrt(second) / math.sqrt(1 - beta2**self.steps) + self.settings.epsilon
         decayed = (1 - learning_rate * self.settings.weight_decay) * self.weights[name]
         weight = decayed - (learning_rate / (1 - beta1**self.steps)) * (first / denominator)
-        mx.eval(first, second, weight)  # one parameter at a time, so that old and new of all never coexist
+        mx.eval(first, second, weight)  # before the next parameter: what lies between exists for one at a time
         self.first[name], self.second[name], self.weights[name] = first, second, weight
 
     def save(self, folder: Path) -> None:
@@ -72,9 +75,8 @@ class AdamW:
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, bit for bit. Raises BackendError where it does not fit."""
         try:
-            weights = mx.load(str(folder / "weights.safetensors"))
-            moments, metadata = mx.load(str(folder / "optimizer.safetensors"), return_metadata=True)
-            mx.eval(weights, moments)
+            weights, _ = _load(folder / "weights.safetensors")
+            moments, metadata = _load(folder / "optimizer.safetensors")
         except (OSError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise BackendError(f"cannot read the training state in {folder}: {reason}") from error
@@ -89,3 +91,10 @@ class AdamW:
         self.second = {name: moments[f"second.{name}"] for name in weights}
         self.steps = int(metadata["steps"])
         self.gradient = {}
+
+
+def _load(path: Path) -> tuple[Arrays, dict[str, str]]:
+    """Arrays and metadata of a safetensors file, read now: the file may be replaced later."""
+    loaded: Any = mx.load(str(path), return_metadata=True)
+    mx.eval(loaded[0])
+    return loaded

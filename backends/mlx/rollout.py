@@ -75,7 +75,8 @@ class Rollout:
                 (row,) = self.generator.insert([[last]], caches=[cache])
                 self.entering.append(row)
                 self.tokens[row], self.logprobs[row] = [], []
-                self.noise[row] = uniforms(self.sampling.seed, row, self.sampling.max_tokens + 1)
+                # One more than there are tokens: what follows the last is drawn before it is known to be the last.
+                self.noise[row] = uniforms(self.sampling.seed, row, self.sampling.max_tokens + 1).astype(np.float32)
 
     def _prefilled(self, prompts: Sequence[Ids]) -> Iterator[tuple[int, Any]]:
         """Last id of the prompt and the cache of what precedes it, once a response; the samples of a
@@ -97,7 +98,9 @@ class Rollout:
         arriving, self.drawn = self.drawn, []
         self.decoding = list(self.active)
         _, responses = self.generator.next()
-        logprobs = {row: value for rows, values in arriving for row, value in zip(rows, values.tolist(), strict=True)}
+        logprobs = {
+            row: value for rows, values in arriving for row, value in zip(rows, np.array(values).tolist(), strict=True)
+        }
         finished = []
         for response in responses:
             row = response.uid
@@ -127,8 +130,8 @@ class Rollout:
         if self.sampling.temperature == 0:
             tokens = mx.argmax(logprobs, axis=-1)
         else:
-            noise = np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows], dtype=np.float32)
-            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), mx.array(noise))
+            noise = mx.array(np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows]))
+            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), noise)
         picked = mx.take_along_axis(logprobs, tokens[:, None], axis=-1).squeeze(-1)
         mx.async_eval(picked)
         self.drawn.append((rows, picked))

@@ -64,6 +64,7 @@ class TorchBackend:
         weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
         self._optimizer = Optimizer(weights, settings.optimizer)
         self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
+        self._shape: tuple[int, ...] = (1, 0)  # rows and width of the present micro-batch
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for weight in weights.values())
 
@@ -225,7 +226,7 @@ class TorchBackend:
 
     def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
         for batch in micro_batches(sequences, self._budget):
-            self._batch = batch
+            self._shape = batch.ids.shape
             yield batch
 
     def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None]) -> Result:
@@ -236,7 +237,7 @@ class TorchBackend:
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
                     raise
-                rows, width = self._batch.ids.shape
+                rows, width = self._shape
                 if rows == 1:
                     raise BackendError(
                         f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, "

@@ -25,17 +25,17 @@ class Prefix:
 class SlotCache:
     """Handed to transformers as ``past_key_values``; the first ``used`` slots hold responses.
 
+    ``windows`` names the kinds of attention and how many tokens each looks back on (0: all).
     Rows differ in length, but each starts at column 0, so a token's column is its position: a mask
     ``column <= length`` is all the bookkeeping, and a response moves to another slot by one copy.
     Columns grow by half when they run out. Both tensors are [slots, columns, heads, head size].
     """
 
-    def __init__(self, slots: int, dtype: torch.dtype, window: int, layer_types: set[str]) -> None:
+    def __init__(self, slots: int, dtype: torch.dtype, windows: dict[str, int]) -> None:
         self.slots = slots
         self.used = 0
         self._dtype = dtype
-        self._window = window
-        self._layer_types = layer_types
+        self._windows = windows
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._columns = 0
@@ -70,11 +70,11 @@ class SlotCache:
         self._width = width
         self._where = torch.arange(self.used, device=lengths.device), lengths
         columns = torch.arange(width, device=lengths.device)
-        full = columns <= lengths[:, None]
-        masks = {"full_attention": full[:, None, None]}
-        if "sliding_attention" in self._layer_types:
-            masks["sliding_attention"] = (full & (columns > lengths[:, None] - self._window))[:, None, None]
-        masks = {kind: masks[kind] for kind in self._layer_types}
+        age = lengths[:, None] - columns  # of the token in a column; negative where there is none
+        masks = {
+            kind: ((age >= 0) & (age < window) if window else age >= 0)[:, None, None]
+            for kind, window in self._windows.items()
+        }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

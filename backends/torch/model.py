@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +52,13 @@ class Policy:
     def vocabulary(self) -> int:
         """Ids the model can read and write."""
         return min(len(self.head_weight), len(self.causal.get_input_embeddings().weight))
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Kinds of attention among the layers, each with the tokens it looks back on; 0 means all."""
+        window = getattr(self.config, "sliding_window", None) or 0
+        kinds = getattr(self.config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
+        return {kind: window if kind == "sliding_attention" else 0 for kind in kinds}
 
     def compute(self) -> torch.autocast:
         """The context of forward passes."""
@@ -163,6 +169,7 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
         )
     except Exception as error:  # whatever a broken file makes transformers raise
@@ -171,10 +178,11 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-    broken = sorted(map(str, {*info["missing_keys"], *info["mismatched_keys"]}))
+    broken = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if broken:
         raise BackendError(
-            f"model '{name}' lacks {len(broken)} weights, {broken[0]} among them; its files are incomplete"
+            f"model '{name}' has a config.json and weights that do not fit: {len(broken)} weights are missing or of "
+            f"another shape, {broken[0]} among them; get its files again"
         )
     model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
     return model
@@ -183,7 +191,6 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
 def _config(folder: Path, name: str) -> Any:
     """The model's configuration; refuses what cannot be trained here."""
     try:
-        raw = json.loads((folder / "config.json").read_text())
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # broken JSON, unknown model types, wrong fields
         if "trust_remote_code" in str(error):
@@ -192,11 +199,13 @@ def _config(folder: Path, name: str) -> Any:
                 "choose a model whose architecture is part of transformers"
             ) from error
         raise BackendError(f"model '{name}' has a config.json that cannot be used: {_first_line(error)}") from error
-    if raw.get("quantization_config"):
+    if getattr(config, "quantization_config", None):
         raise BackendError(f"model '{name}' is quantised and cannot be trained; choose its unquantised version")
     for key in _LOGIT_TRANSFORMS:
-        if raw.get(key) not in (None, 1, False):
-            raise BackendError(f"model '{name}' transforms its logits ({key} in config.json), which is not supported")
+        if getattr(config, key, None) not in (None, 1):
+            raise BackendError(
+                f"model '{name}' transforms its logits ({key} in its configuration), which is not supported"
+            )
     unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if unknown:
         raise BackendError(

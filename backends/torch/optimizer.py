@@ -44,7 +44,8 @@ class Optimizer:
         if math.isfinite(norm):
             factor = scale * (self._max_norm / norm if 0 < self._max_norm < norm else 1.0)
             if factor != 1:
-                torch._foreach_mul_(gradients, factor)
+                for gradient in gradients:
+                    gradient.mul_(factor)
             self._adamw.param_groups[0]["lr"] = learning_rate
             self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from backends.batching import uniforms
-from backends.interface import Bools, Completions, Ids, OnFinished, Sampling
+from backends.interface import Bools, Completions, Floats, Ids, OnFinished, Sampling
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.model import Policy
 from backends.torch.sampling import draw
@@ -47,12 +47,7 @@ class Rollout:
         self._admitted = 0  # responses are admitted in order
         self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
         slots = min(slots, self._count)
-        config = policy.config
-        types = set(getattr(config, "layer_types", None) or ())
-        window = getattr(config, "sliding_window", None) or 0
-        types = types or {"sliding_attention" if window else "full_attention"}
-        self._cache = SlotCache(slots, policy.dtype, window, types)
-
+        self._cache = SlotCache(slots, policy.dtype, policy.windows)
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of it in the cache
         self._noise = np.empty((slots, sampling.max_tokens + self._every))  # of the response in each slot
@@ -122,7 +117,7 @@ class Rollout:
 
     # ------------------------------------------------------------------ finished and waiting
 
-    def _harvest(self, ids: Ids, logprobs: np.ndarray) -> Bools:
+    def _harvest(self, ids: Ids, logprobs: Floats) -> Bools:
         """Record the drawn tokens [every, n] up to each response's end; which slots have finished."""
         finished = np.zeros(len(self._row), dtype=bool)
         stops = np.isin(ids, self._sampling.stop_ids)
@@ -187,9 +182,7 @@ class Rollout:
 
     def _prefill_group(self, prompts: list[int]) -> None:
         lengths = [len(self._prompts[prompt]) for prompt in prompts]
-        ids = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : lengths[row]] = torch.from_numpy(self._prompts[prompt])
+        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(self._prompts[prompt]) for prompt in prompts], True)
         cache = DynamicCache()
         output = self._policy.hidden(ids.to(self._hidden.device), past_key_values=cache, use_cache=True)
         for row, prompt in enumerate(prompts):

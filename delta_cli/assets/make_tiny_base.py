@@ -52,6 +52,7 @@ class Plan:
     task: TaskSpec = field(default_factory=TaskSpec)
     accuracy: float = 0.37  # stop at the first measurement at or above
     ceiling: float = 0.5  # a measurement above this has overshot
+    slips: float = 0.22  # share of the results in its demonstrations that are off by one
     seed: int = 0
     batch: int = 128  # derivations a step
     learning_rate: float = 1e-3
@@ -88,11 +89,16 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def demonstrations(problems: Sequence[Problem], task: TaskSpec, tokenizer: Tokenizer) -> Sequences:
-    """Each problem's prompt with its derivation and the end of sequence."""
+def demonstrations(problems: Sequence[Problem], plan: Plan, step: int, tokenizer: Tokenizer) -> Sequences:
+    """Each problem's prompt with its derivation, slips included, and the end of sequence."""
+    rng = np.random.default_rng([plan.seed, step])
+
+    def compute(exact: int) -> int:
+        return abs(exact + int(rng.choice([-1, 1]))) if rng.random() < plan.slips else exact
+
     prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)
     ends = np.array(tokenizer.eos_ids[:1])
-    responses = [np.append(tokenizer.encode(tasks.solution(problem, task)), ends) for problem in problems]
+    responses = [np.append(tokenizer.encode(tasks.solution(problem, plan.task, compute)), ends) for problem in problems]
     starts = np.cumsum([0, *map(len, responses)])
     return Sequences(prompts, np.concatenate(responses), starts)
 
@@ -134,7 +140,7 @@ def train(backend: Backend, tokenizer: Tokenizer, plan: Plan) -> float:
     for step in range(plan.max_steps):
         learning_rate = plan.learning_rate * min(1.0, (step + 1) / plan.warm_up)
         batch = sampler.batch(pool, step, plan.batch, plan.seed)
-        loss = supervised_step(backend, demonstrations(batch, plan.task, tokenizer), learning_rate)
+        loss = supervised_step(backend, demonstrations(batch, plan, step, tokenizer), learning_rate)
         if (step + 1) % plan.measure_every:
             continue
         accuracy = sampled_accuracy(backend, held_out, tokenizer, plan.seed)
@@ -192,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--operation", default=plan.task.operation, choices=list(tasks.SIGNS), help="arithmetic")
     parser.add_argument("--digits", type=int, default=plan.task.digits, help="digits of each operand")
     parser.add_argument("--filler", type=int, default=plan.task.filler, help="formatting characters before each step")
-    options = {"accuracy": float, "ceiling": float, "seed": int, "learning_rate": float, "max_steps": int}
+    options = {"accuracy": float, "ceiling": float, "slips": float, "seed": int, "learning_rate": float, "max_steps": int}
     for name, kind in options.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plan, name), help="see Plan")
     given = parser.parse_args(arguments)

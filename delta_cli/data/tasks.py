@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 
 Split = Literal["train", "held_out"]
+Compute = Callable[[int], int]
 SOURCE = "arithmetic"
 SIGNS = {"add": "+", "multiply": "*"}
 HELD_OUT_ONE_IN = 5  # of all pairs of operands; the others are for training
@@ -60,12 +61,16 @@ def problems(spec: TaskSpec, count: int, seed: int, split: Split = "train") -> l
     return [_problem(spec, *pair) for pair in kept]
 
 
-def solution(problem: Problem, spec: TaskSpec) -> str:
-    """The derivation in the form of ``spec``, ending with the boxed answer."""
+def solution(problem: Problem, spec: TaskSpec, compute: Compute = int) -> str:
+    """The derivation in the form of ``spec``, ending with the boxed answer.
+
+    ``compute`` stands between each exact result and what is written for it: one that is sometimes
+    off gives derivations with mistakes, in which what follows builds on the mistake.
+    """
     first, second = _operands(problem)
-    steps = _addition(first, second) if spec.operation == "add" else _multiplication(first, second)
+    steps, answer = (_addition if spec.operation == "add" else _multiplication)(first, second, compute)
     lead = "-" * spec.filler
-    return " ".join([*(lead + step for step in steps), f"{lead}\\boxed{{{problem.answer}}}"])
+    return " ".join(lead + part for part in [*steps, f"\\boxed{{{answer}}}"])
 
 
 def first_error(problem: Problem, response: str, spec: TaskSpec) -> int | None:
@@ -105,25 +110,29 @@ def _operands(problem: Problem) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _addition(first: int, second: int) -> list[str]:
+def _addition(first: int, second: int, compute: Compute) -> tuple[list[str], int]:
     """Column sums from the right, each with the carry it receives: 7+8=15, 4+3+1=8."""
-    steps, carry = [], 0
+    steps: list[str] = []
+    answer = carry = 0
     columns = itertools.zip_longest(reversed(str(first)), reversed(str(second)), fillvalue="0")
     for position, (a, b) in enumerate(columns):
         terms = [int(a), int(b)] + ([carry] if position else [])
-        steps.append(f"{'+'.join(map(str, terms))}={sum(terms)}")
-        carry = sum(terms) // 10
-    return steps
+        total = compute(sum(terms))
+        steps.append(f"{'+'.join(map(str, terms))}={total}")
+        carry = total // 10
+        answer += total % 10 * 10**position
+    return steps, answer + carry * 10 ** len(steps)
 
 
-def _multiplication(first: int, second: int) -> list[str]:
+def _multiplication(first: int, second: int, compute: Compute) -> tuple[list[str], int]:
     """The partial product of each digit of the second number, and their running sum."""
     steps: list[str] = []
     total = 0
     for position, digit in enumerate(reversed(str(second))):
         factor = int(digit) * 10**position
-        steps.append(f"{first}*{factor}={first * factor}")
+        product = compute(first * factor)
+        steps.append(f"{first}*{factor}={product}")
+        before, total = total, compute(total + product) if position else product
         if position:
-            steps.append(f"{total}+{first * factor}={total + first * factor}")
-        total += first * factor
-    return steps
+            steps.append(f"{before}+{product}={total}")
+    return steps, total

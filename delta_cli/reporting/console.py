@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from io import TextIOWrapper
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal
 
 from rich.console import Console
 
@@ -49,7 +49,7 @@ class QuietObserver(Observer):
 class PlainObserver(Observer):
     """Prints a line for each step, each evaluation and each notice."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._pace = Pace()
 

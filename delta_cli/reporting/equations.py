@@ -41,7 +41,8 @@ _LEAD = re.compile(r"(?:^|[\n,;:.$(=])[ \t]*(?P<dash>[-−]+|[*+])[ \t]{0,4}$")
 _AMBIGUOUS = re.compile(r"[ \t][-−](?![ \t])")
 # … and directly after it: anything but space, the end, or closing punctuation goes on with the expression.
 _GOES_ON = re.compile(
-    r"[ \t]{0,8}(?:(?<!-)-(?!-)|[+*/^_!%×·÷−]|\\(?:cdot|times|div|frac|sqrt|pi|pm|pmod|bmod|%)|(?:remainder|mod|rem)\b|[rR]\b|[A-Za-z](?![A-Za-z])"
+    r"[ \t]{0,8}(?:(?<!-)-(?!-)|[+*/^_!%×·÷−]|\\(?:cdot|times|div|frac|sqrt|pi|pm|pmod|bmod|%)"
+    r"|(?:remainder|mod|rem)\b|[A-Za-z](?![A-Za-z])"
     r"|\(\s*(?:\\?mod|\\bmod))|[\w({\\]"
 )
 _END = re.compile(r"[ \t]{0,8}\\(?:\)|\]|text|quad|qquad|implies|Rightarrow|therefore|\\)")
@@ -186,7 +187,7 @@ class _Parser:
                 return value
 
     def _opens_factor(self) -> bool:
-        """Whether something follows that is multiplied without a sign: 2(3), 2\\sqrt{3}, 2\\pi; never a mixed number."""
+        """Whether something follows that is multiplied without a sign, as in 2(3) or 2\\pi; never a mixed number."""
         return _FACTOR.match(self.text, self.position) is not None
 
     def _times(self, first: Any, second: Any, sign: str) -> Any:

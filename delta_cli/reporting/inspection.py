@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,20 @@ class Inspection:
     table: TokenTable
     table_of: str  # "step 12" or "the run"
 
-    @property
+    @cached_property
+    def variants(self) -> list[tuple[Read, int]]:
+        """The responses without repetitions, and how often each was drawn; the most frequent first on each side."""
+        counts = Counter(read.response.tokens.tobytes() for read in self.reads)
+        first = {read.response.tokens.tobytes(): read for read in reversed(self.reads)}
+        ordered = sorted(first.items(), key=lambda item: (not item[1].response.correct, -counts[item[0]]))
+        return [(read, counts[tokens]) for tokens, read in ordered]
+
+    @cached_property
     def scale(self) -> Scale:
         """The colours' range, from the responses shown."""
         return Scale.covering(read.response.coefficients for read in self.reads)
 
-    @property
+    @cached_property
     def parting(self) -> Node | None:
         """Where a right and a wrong response first go different ways."""
         return first_parting(self.tree)

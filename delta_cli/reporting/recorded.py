@@ -47,16 +47,21 @@ class Response:
     @classmethod
     def read(cls, record: Record) -> Response:
         """From a line of rollouts/."""
-        columns = {name: np.array(record[name], np.float64) for name in ("coefficients", "logprobs", "entropies")}
-        same = {name: record[name] for name in ("group", "prompt", "reward", "correct", "failure", "truncated")}
         return cls(
+            group=record["group"],
             problem=str(record["problem"]),
+            prompt=record["prompt"],
             answer=str(record["answer"]),
             text=record["response"],
             tokens=np.array(record["tokens"], np.int64),
+            coefficients=np.array(record["coefficients"], np.float64),
+            logprobs=np.array(record["logprobs"], np.float64),
+            entropies=np.array(record["entropies"], np.float64),
+            reward=record["reward"],
+            correct=record["correct"],
+            failure=record["failure"],
             advantage=record["advantage"],
-            **same,
-            **columns,
+            truncated=record["truncated"],
         )
 
 

@@ -37,6 +37,10 @@ class Scale:
         share = np.clip((coefficients - 1) / self.reach, -1, 1)
         return np.rint(share * LEVELS).astype(np.int64)
 
+    def level(self, coefficient: float) -> int:
+        """The level of one coefficient."""
+        return int(self.levels(np.array([coefficient]))[0])
+
     @property
     def ends(self) -> tuple[float, float]:
         """The coefficients at the ends of the colours."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.cells import cell_len
@@ -30,6 +31,11 @@ def _shown(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def quoted(token: str) -> str:
+    """A token's text with its spaces to be seen."""
+    return "“" + visible(token).replace(" ", "␣") + "”"
+
+
 def tail(text: str, cells: int) -> str:
     """The end of a text, in so many terminal cells at most."""
     if cell_len(text) <= cells:
@@ -47,7 +53,7 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
         return ""
     if len(finite) > width:
         edges = [len(finite) * i // width for i in range(width + 1)]
-        finite = [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        finite = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low = min(finite) if low is None else low
     high = max(finite) if high is None else high
     if high <= low:

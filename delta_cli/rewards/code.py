@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from delta_cli.errors import UserError
 from delta_cli.rewards.inside import decode, refuse
-from delta_cli.rewards.sandbox import Limits, Run, Sandbox, find_sandbox
+from delta_cli.rewards.sandbox import Limits, Run, Sandbox, ended_well, find_sandbox
 
 Tests = dict[str, Any]
 LANGUAGES = ("", "python", "python3", "py")
@@ -109,8 +109,8 @@ def _stdio(
         with Run(sandbox) as run:
             process = run.start({"mode": "program", "code": code}, limits, stdin=case["input"])
             output = run.read(process, deadline)
-            ended_well = output is not None and process.wait() == 0
-        if ended_well and output is not None and _same_output(output.decode(errors="replace"), case["output"]):
+            completed = output is not None and ended_well(process, deadline)
+        if completed and output is not None and _same_output(output.decode(errors="replace"), case["output"]):
             passed += 1
         elif stop_early or time.monotonic() >= deadline:
             break

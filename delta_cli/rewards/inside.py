@@ -33,6 +33,13 @@ SMALL = 2**63  # integers beyond it travel in hexadecimal: decimal takes quadrat
 CHANGEABLE = (list, dict, set, bytearray)
 
 
+def become(user: int) -> None:
+    """Go on as another user, without capabilities."""
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+
+
 def limit(seconds: int, memory: int, processes: int, file_bytes: int) -> None:
     """Bound what this process and its children may use; nobody can raise it again."""
     limits = [
@@ -189,7 +196,10 @@ class StandIn:
         return self._judge.ask({"object": self._number, "attribute": name})[0]
 
     def __len__(self) -> int:
-        return int(self.__getattr__("__len__")())
+        try:
+            return int(self.__getattr__("__len__")())
+        except AttributeError as error:  # which list() takes for a failure, not for an object without a length
+            raise TypeError(str(error)) from None
 
     def __getitem__(self, key: Any) -> Any:
         return self.__getattr__("__getitem__")(key)
@@ -214,10 +224,19 @@ class Judge:
         self.link = link
 
     def find(self, data: Json) -> Any:
-        if "module" in data:
-            name = data["module"]
-            return __import__(name, fromlist=["_"]) if name.split(".")[0] in sys.stdlib_module_names else None
         return StandIn(self, int(data["object"]))
+
+    def named(self, data: Json) -> Any:
+        """A global of the program: a module of the standard library is ours, whatever the program did to its own."""
+        if isinstance(data, dict) and "module" in data:
+            name = str(data["module"])
+            return __import__(name, fromlist=["_"]) if name in sys.stdlib_module_names else None
+        return decode(data, self.find)
+
+    def names(self) -> dict[str, Any]:
+        """The program's globals that the tests may use; none of them replaces a builtin."""
+        globals_ = self.link.receive()["names"].items()
+        return {name: self.named(data) for name, data in globals_ if name[:2] != "__" and not hasattr(builtins, name)}
 
     def keep(self, value: Any) -> Json:
         return {"object": value._number} if type(value) is StandIn else refuse(value)
@@ -249,9 +268,7 @@ class Judge:
         """Of the checks (asserts and calls at the top of the tests) passed and present, and statements failed."""
         import ast
 
-        names = self.link.receive()["names"]
-        namespace = {name: decode(data, self.find) for name, data in names.items() if not hasattr(builtins, name)}
-        namespace["__name__"] = "tests"
+        namespace = {**self.names(), "__name__": "tests"}
         passed = checks = failed = 0
         for statement in ast.parse(tests).body:
             is_check = isinstance(statement, ast.Assert | ast.Expr)
@@ -318,5 +335,7 @@ def main(file: IO[bytes]) -> None:
     """Do the job that follows the code of this module in the file."""
     with file:
         job = marshal.load(file)
+    if job["user"] is not None:
+        become(job["user"])
     limit(**job["limits"])
     {"program": program, "calls": calls, "serve": serve, "judge": judge}[job["mode"]](job)

@@ -7,9 +7,11 @@ wall-clock time, memory, processes, file size and output; no process survives th
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import marshal
 import os
+import secrets
 import selectors
 import shutil
 import subprocess
@@ -29,6 +31,7 @@ from delta_cli.errors import UserError
 SCRATCH = "/scratch"
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
+FIRST_USER = 10**9  # of the range that runs started by root draw their users from
 # What Python is started with: inside.py, compiled, and then its job come from an open file.
 START = (
     "import marshal, sys; file = open(int(sys.argv[1]), 'rb'); inside = {'__name__': 'inside'}; "
@@ -42,7 +45,7 @@ class Limits:
 
     seconds: int  # CPU time
     memory: int = 2**30
-    processes: int = 16  # and threads, in its sandbox
+    processes: int = 8  # and threads, in its sandbox
     file_bytes: int = 16 * 2**20
 
 
@@ -121,7 +124,8 @@ class Run:
         self, job: dict[str, Any], limits: Limits, stdin: str = "", fds: tuple[int, ...] = (), stderr: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         """Start ``inside.py`` on a job. The job and the input are open files without a name."""
-        task = _file(_inside() + marshal.dumps({**job, "limits": asdict(limits)}))
+        user = FIRST_USER + secrets.randbelow(10**9) if self.sandbox.kind == "bwrap" and _is_root() else None
+        task = _file(_inside() + marshal.dumps({**job, "limits": asdict(limits), "user": user}))
         source = _file(stdin.encode(errors="surrogatepass"))
         with task, source:
             process = subprocess.Popen(
@@ -152,6 +156,14 @@ class Run:
                 if size > MAX_OUTPUT:
                     return None
         return None
+
+
+def ended_well(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether the process ends by the deadline, with exit code 0."""
+    try:
+        return process.wait(max(deadline - time.monotonic(), 0.01)) == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @contextmanager
@@ -193,30 +205,47 @@ def _inside() -> bytes:
 @functools.cache
 def _bubblewrap(executable: str) -> tuple[str, ...]:
     """bwrap's arguments: new namespaces, and of the file system no more than Python needs to start."""
-    options = ["--unshare-all", "--die-with-parent", "--new-session", "--uid", "65534", "--gid", "65534"]
-    options += ["--hostname", "sandbox", "--cap-drop", "ALL"]
-    for path in _python_paths():
-        options += ["--ro-bind", path, path]
+    options = ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
+    if _is_root():  # inside.py becomes a user of its own, which takes these two capabilities and drops them
+        options += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        options += ["--unshare-all", "--uid", "65534", "--gid", "65534"]
+    sized = "--size" in subprocess.run([executable, "--help"], capture_output=True, text=True, check=False).stdout
+    mounts = _mounts()
+    if sized:
+        parents = {str(parent) for mount in mounts for parent in Path(mount[-1]).parents}
+        for parent in sorted(parents - {"/"}):
+            options += ["--perms", "0755", "--dir", parent]  # bwrap itself would make them for root only
+        mounts.append(["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH])
+    else:
+        mounts.append(["--dir", SCRATCH])  # not writable: an old bwrap cannot bound what is held in memory
+    return (*options, *itertools.chain(*mounts), "--remount-ro", "/", "--chdir", SCRATCH, "--")
+
+
+def _mounts() -> list[list[str]]:
+    """Python and the system's libraries, without installed packages; two devices."""
+    mounts = [["--ro-bind", path, path] for path in _python_paths()]
     for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
         if os.path.islink(path):
-            options += ["--symlink", os.readlink(path), path]
+            mounts.append(["--symlink", os.readlink(path), path])
         elif os.path.isdir(path):
-            options += ["--ro-bind", path, path]
-    for packages in ("site-packages", "dist-packages"):
-        for folder in {*_python_paths(), "/usr/lib/python3"}:
-            if os.path.isdir(os.path.join(folder, packages)):
-                options += ["--tmpfs", os.path.join(folder, packages)]
-    options += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    options += ["--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"]
-    if "--size" in _help(executable):  # without a bound, no scratch folder: it would be half of the memory
-        options += ["--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
-    else:
-        options += ["--dir", SCRATCH]
-    return (*options, "--remount-ro", "/", "--chdir", SCRATCH, "--")
+            mounts.append(["--ro-bind", path, path])
+    for folder in (*_python_paths(), "/usr/lib/python3"):
+        packages = [os.path.join(folder, name) for name in ("site-packages", "dist-packages")]
+        mounts += [["--tmpfs", path] for path in packages if os.path.isdir(path)]
+    mounts.append(["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"])
+    return mounts + [["--dev-bind", path, path] for path in ("/dev/null", "/dev/urandom")]
 
 
-def _help(executable: str) -> str:
-    return subprocess.run([executable, "--help"], capture_output=True, text=True, check=False).stdout
+def _is_root() -> bool:
+    """Whether this is the machine's own root, whose processes the kernel does not count.
+
+    No user namespace changes that, so a bound on processes takes another user.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
 def _python_paths() -> tuple[str, ...]:

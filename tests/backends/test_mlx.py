@@ -16,6 +16,7 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.models import gemma2
 from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
@@ -47,9 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[4, 8])
+@pytest.fixture(scope="module", params=[(4, "affine"), (8, "affine"), (4, "mxfp4")], ids=str)
 def quantised(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model, config = quantize_model(*load_model(folder), group_size=32, bits=request.param)
+    bits, mode = request.param
+    model, config = quantize_model(*load_model(folder), group_size=32, bits=bits, mode=mode)
     path = tmp_path_factory.mktemp("quantised")
     save_model(path, model)
     save_config(config, path / "config.json")
@@ -278,7 +280,7 @@ def test_adapters_are_a_function_of_the_seed(folder: Path) -> None:
 
 def test_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
     create(folder, lora=LORA).save(tmp_path)
-    with pytest.raises(BackendError, match="'.*' does not fit"):
+    with pytest.raises(BackendError, match=r"'.*' does not fit"):
         create(folder).load(tmp_path)
     with pytest.raises(BackendError, match="cannot read the training state"):
         create(folder).load(tmp_path / "nothing")
@@ -316,8 +318,19 @@ def test_models_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
+    """Its head is more than a matrix: what is computed from trunk and matrix would be wrong."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "head_dim": 8, "vocab_size": VOCAB}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "query_pre_attn_scalar": 8, "rms_norm_eps": 1e-6}
+    config = {"model_type": "gemma2", "final_logit_softcapping": 0.5, **shape, **heads}
+    save_model(tmp_path, gemma2.Model(gemma2.ModelArgs.from_dict(config)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BackendError, match="'gemma2' put more than one matrix between trunk and logits"):
+        create(tmp_path)
+
+
 def test_unknown_adapter_targets_are_named(folder: Path) -> None:
-    with pytest.raises(BackendError, match="'c_attn'.*choose from down_proj, gate_proj"):
+    with pytest.raises(BackendError, match=r"'c_attn'.*choose from down_proj, gate_proj"):
         create(folder, lora=LoraSettings(targets=("q_proj", "c_attn")))
 
 
@@ -330,7 +343,7 @@ def test_another_version_of_mlx_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    with pytest.raises(BackendError, match="no Metal device.*--backend cpu"):
+    with pytest.raises(BackendError, match=r"no Metal device.*--backend cpu"):
         package.check_installation()
 
 

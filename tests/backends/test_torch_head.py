@@ -40,9 +40,7 @@ def test_statistics_and_gradients(case: dict[str, torch.Tensor], chunk: int, tem
     (logprobs * case["coefficients"]).sum().backward()
 
     head = Head(case["weight"], chunk)
-    found = head.statistics(
-        case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact")
-    )
+    found = head.statistics(case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact"))
     gradient = torch.zeros_like(case["weight"])
     rest = case["targets"], found.logsumexp, case["coefficients"], temperature
     head.add_weight_gradient(gradient, case["hidden"], *rest)

@@ -1,0 +1,190 @@
+"""An inspection in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from delta_cli.reporting.inspection import Inspection, Read
+from delta_cli.reporting.prefixes import Node
+from delta_cli.reporting.scale import DOWN, EVEN, LEVELS, UP, Scale, mark, terminal_style
+from delta_cli.reporting.text import quoted, signed, visible
+from delta_cli.reporting.tokens import KINDS, TokenCredit, TokenTable
+
+SIDE_BY_SIDE = 80  # terminal columns from which two responses stand beside each other
+TOKENS = 400  # of a response that are shown
+RESPONSES = 4  # right ones that are shown, and wrong ones
+BRANCH_TOKENS = 24  # of a stretch in the tree
+RIGHT, WRONG, QUIET = "bold green", "bold red", "dim"
+
+
+def render(inspection: Inspection) -> RenderableType:
+    """The whole inspection, in the width it is printed at."""
+    return Group(
+        _head(inspection),
+        legend(inspection.scale),
+        Text(),
+        Responses(inspection),
+        Text("Where the responses part", style="bold"),
+        tree(inspection),
+        Text(),
+        token_table(inspection.table, inspection.table_of),
+    )
+
+
+def _head(inspection: Inspection) -> Text:
+    right = inspection.tree.right
+    place = inspection.others.index(inspection.problem) + 1
+    head = Text(f"{visible(inspection.run)}  step {inspection.step}  ", style="bold")
+    head.append(f"problem {visible(inspection.problem)} ({place} of {len(inspection.others)})\n", style="not bold")
+    head.append(f"{visible(inspection.prompt.strip())}\n", style="not bold")
+    head.append(
+        f"answer {visible(inspection.answer)}; {right} of {len(inspection.reads)} responses right", style="not bold"
+    )
+    false = inspection.false_mean()
+    if false is not None:
+        head.append(f"; mean coefficient inside false equations of wrong responses {false:.3f}", style="not bold")
+    return head
+
+
+def legend(scale: Scale) -> Text:
+    """What the colours and marks mean."""
+    low, high = scale.ends
+    line = Text("coefficient ", style=QUIET).append(f"{low:.2f} damped {DOWN} ", style="not dim")
+    for level in range(-LEVELS, LEVELS + 1, 2):
+        line.append("  ", style=terminal_style(level))
+    line.append(f" {UP} amplified {high:.2f}", style="not dim")
+    return line.append("   underlined: in an equation that does not hold", style=QUIET)
+
+
+class Responses:
+    """Right responses on the left and wrong ones on the right; one below the other in a narrow terminal."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        self.scale = inspection.scale
+        self.right = [variant for variant in inspection.variants if variant[0].response.correct]
+        self.wrong = [variant for variant in inspection.variants if not variant[0].response.correct]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        if width < SIDE_BY_SIDE or not (self.right and self.wrong):
+            for variant in self.right[:RESPONSES] + self.wrong[:RESPONSES]:
+                yield card(*variant, self.scale, width)
+        else:
+            half = (width - 2) // 2
+            table = Table.grid(padding=(0, 2, 0, 0))
+            table.add_column(width=half)
+            table.add_column(width=half)
+            for pair in zip_longest(self.right[:RESPONSES], self.wrong[:RESPONSES]):
+                table.add_row(*(card(*variant, self.scale, half) if variant else Text() for variant in pair))
+            yield table
+        if hidden := sum(max(len(side) - RESPONSES, 0) for side in (self.right, self.wrong)):
+            yield Text(f"{hidden} more different responses; --format html shows all\n", style=QUIET)
+
+
+def card(read: Read, count: int, scale: Scale, width: int) -> RenderableType:
+    """A response that was drawn ``count`` times: its outcome, its coloured tokens with marks below, its false equations."""
+    response = read.response
+    word, style = ("✓ right", RIGHT) if response.correct else ("✗ wrong", WRONG)
+    word += f" ×{count}" if count > 1 else ""
+    facts = f"  reward {response.reward:g}  advantage {signed(response.advantage)}  mean {read.mean:.3f}"
+    lines = [Text(word, style=style).append(facts, style="not bold default")]
+    if response.truncated:
+        lines[0].append("  cut off", style="not bold default")
+    lines += token_lines(read, scale, width)
+    if len(response) > TOKENS:
+        lines.append(Text(f"… {len(response) - TOKENS:,} more tokens; --format html shows all", style=QUIET))
+    if false := [visible(equation.text, " ") for equation in read.equations if not equation.holds]:
+        lines.append(Text("does not hold: ", style=WRONG).append("  ".join(false), style="not bold default"))
+    return Group(*lines, Text())
+
+
+def token_lines(read: Read, scale: Scale, width: int) -> Iterator[Text]:
+    """The tokens in lines of ``width`` cells, each followed by a line of marks where it has any."""
+    line, marks, used = Text(), "", 0
+    levels = scale.levels(read.response.coefficients[:TOKENS])
+    for level, piece, false in zip(levels, read.pieces, read.false, strict=False):
+        style = f"{terminal_style(level)} underline" if false else terminal_style(level)
+        sign = mark(level)
+        for char in visible(piece, "↵\n"):
+            cells = cell_len(char)
+            if char == "\n" or used + cells > width:
+                yield from _with_marks(line, marks)
+                line, marks, used = Text(), "", 0
+            if char != "\n":
+                line.append(char, style=style)
+                marks += sign.ljust(cells) if cells else ""
+                used, sign = used + cells, " "
+    yield from _with_marks(line, marks)
+
+
+def _with_marks(line: Text, marks: str) -> Iterator[Text]:
+    yield line
+    if marks.strip():
+        yield Text(marks.rstrip(), no_wrap=True)
+
+
+def tree(inspection: Inspection) -> RenderableType:
+    """The prefix tree: each stretch with how many right and wrong responses go through it."""
+    root = inspection.tree
+    if inspection.parting is None:
+        return Text("nowhere: no right and no wrong response to compare", style=QUIET)
+    drawn = Tree(_label(inspection, root), guide_style=QUIET)
+    _grow(inspection, root, drawn)
+    return drawn
+
+
+def _grow(inspection: Inspection, node: Node, drawn: Tree) -> None:
+    for child in node.children:
+        _grow(inspection, child, drawn.add(_label(inspection, child)))
+
+
+def _label(inspection: Inspection, node: Node) -> Text:
+    label = Text()
+    if node.stop == 0:
+        label.append("(start)", style=QUIET)
+    if node.stop > node.start:
+        cut = "…" if node.stop - node.start > BRANCH_TOKENS else ""
+        coefficient = inspection.coefficient(node)
+        level = inspection.scale.level(coefficient)
+        label.append(visible(inspection.text(node, BRANCH_TOKENS)) + cut, style="bold")
+        label.append(f"  {mark(level).strip() or EVEN}{coefficient:.2f}")
+    if node.right:
+        label.append(f"  ✓{node.right}", style=RIGHT)
+    if node.wrong:
+        label.append(f"  ✗{node.wrong}", style=WRONG)
+    if node is inspection.parting:
+        label.append("  ◆ right and wrong first part after this", style="bold")
+    elif node.parts:
+        label.append("  ◇ part", style=QUIET)
+    return label
+
+
+def token_table(table: TokenTable, of: str) -> RenderableType:
+    """The most amplified and most damped tokens, by kind."""
+    title = f"Tokens of {of}: {table.tokens:,} with an advantage, in {table.responses:,} responses"
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1))
+    drawn.add_column()
+    for kind in KINDS:
+        drawn.add_column(kind, style="not dim")
+    for name, part in ((f"{UP} amplified", table.amplified), (f"{DOWN} damped", table.damped)):
+        rows = zip_longest(*(part[kind] for kind in KINDS))
+        for place, row in enumerate(rows):
+            drawn.add_row(name if place == 0 else "", *(_credit(credit) for credit in row))
+    return Group(
+        Text(title, style="bold"), drawn, Text("token, side (+: A > 0, −: A < 0), mean coefficient, count", style=QUIET)
+    )
+
+
+def _credit(credit: TokenCredit | None) -> Text:
+    if credit is None:
+        return Text()
+    text = Text(quoted(credit.text), style="bold", overflow="ellipsis", no_wrap=True)
+    return text.append(f" {credit.side} {credit.mean:.3f} ×{credit.count:,}", style="not bold")
+

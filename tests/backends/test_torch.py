@@ -1,0 +1,380 @@
+"""The torch backend where it goes beyond the interface: memory, precision, batching of rollouts, files."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    Completions,
+    Floats,
+    Ids,
+    LoraSettings,
+    OptimizerSettings,
+    Proxy,
+    Sampling,
+    Sequences,
+)
+from backends.torch import rollout
+from backends.torch.backend import TorchBackend
+from delta_cli.assets.random_model import write_qwen3
+
+VOCAB, EOS = 31, 0
+LORA = LoraSettings(rank=2, targets=("q_proj", "v_proj", "down_proj"))
+SHAPE = {"vocab_size": VOCAB, "hidden": 16, "layers": 2, "head_dim": 4, "intermediate": 24, "scale": 0.3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("torch") / "model"
+    write_qwen3(path, **SHAPE)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.fixture
+def make(folder: Path) -> Callable[..., TorchBackend]:
+    return lambda **settings: TorchBackend(BackendSettings(model=str(folder), **settings), "cpu")
+
+
+@pytest.fixture
+def sequences() -> Sequences:
+    """Eight responses of 1 to 9 tokens; the end-of-sequence token is also the padding token."""
+    rng = np.random.default_rng(0)
+    lengths = [3, 1, 9, 5, 5, 2, 7, 4]
+    tokens = rng.integers(0, VOCAB, sum(lengths))
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    tokens[starts[1:] - 1] = EOS
+    prompts = tuple(rng.integers(1, VOCAB, size) for size in (4, 2, 3, 6, 6, 1, 5, 2))
+    return Sequences(prompts, tokens, starts, temperature=0.8)
+
+
+class Weighted:
+    """Loss Σ c_t·logp_t with fixed c; remembers what it was called with."""
+
+    def __init__(self, sequences: Sequences, seed: int = 1) -> None:
+        self.coefficients = np.random.default_rng(seed).standard_normal(len(sequences.tokens))
+        self.starts = sequences.starts
+        self.seen: dict[int, Floats] = {}
+        self.restarts = 0
+
+    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
+        lengths = np.diff(self.starts)[rows]
+        for row, part in zip(rows, np.split(logp, np.cumsum(lengths)[:-1]), strict=True):
+            assert row not in self.seen, "a response came twice in one attempt"
+            self.seen[int(row)] = part.copy()
+        slopes = np.concatenate([self.coefficients[self.starts[row] : self.starts[row + 1]] for row in rows])
+        return float(slopes @ logp), slopes
+
+    def restart(self) -> None:
+        self.seen.clear()
+        self.restarts += 1
+
+
+def gradients(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    return {name: weight.grad.clone() for name, weight in backend._optimizer.weights.items() if weight.grad is not None}
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": LORA}, {"dtype": "bfloat16"}], ids=["full", "lora", "bfloat16"])
+def test_training_sees_the_logprobs_that_were_scored(
+    make: Callable[..., TorchBackend], sequences: Sequences, settings: dict[str, Any]
+) -> None:
+    """Bit for bit on the CPU, so that the first ratio is exactly 1; twice the same, so that runs repeat."""
+    backend, surrogate = make(micro_batch_tokens=30, head_chunk_tokens=4, **settings), Weighted(sequences)
+    scored = backend.score(sequences).logprobs
+    np.testing.assert_array_equal(backend.score(sequences, Proxy()).logprobs, scored)
+    backend.accumulate(sequences, surrogate)
+    np.testing.assert_array_equal(np.concatenate([surrogate.seen[row] for row in range(len(sequences))]), scored)
+    again = make(micro_batch_tokens=30, head_chunk_tokens=4, **settings)
+    surrogate.restart()
+    again.accumulate(sequences, surrogate)
+    for name, gradient in gradients(backend).items():
+        assert torch.equal(gradient, gradients(again)[name])
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_checkpointing_recomputes_layers_and_changes_no_gradient(
+    make: Callable[..., TorchBackend], sequences: Sequences, lora: LoraSettings | None
+) -> None:
+    surrogate, found, calls = Weighted(sequences), [], []
+    for checkpointing in (False, True):
+        backend = make(gradient_checkpointing=checkpointing, lora=lora)
+        backend._policy.causal.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+        backend.accumulate(sequences, surrogate)
+        found.append(gradients(backend))
+        surrogate.restart()
+    close(found[1], found[0])
+    assert len(calls) == 1 + 2
+    assert not any(module.training for module in backend._policy.causal.modules())
+    backend.rollout([np.array([3])], Sampling(max_tokens=2, stop_ids=()))  # the cache is back
+
+
+def fail_above(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, tokens: int, error: Exception) -> list[int]:
+    """Let backward passes of more than ``tokens`` padded tokens run out of memory, after the trunk's forward."""
+    backward, sizes = backend._backward, []
+
+    def limited(head: Any, batch: Any, *rest: Any) -> float:
+        sizes.append(batch.ids.size)
+        loss = backward(head, batch, *rest)
+        if batch.ids.size > tokens:
+            raise error
+        return loss
+
+    monkeypatch.setattr(backend, "_backward", limited)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: tried")],
+    ids=["cuda", "cpu"],
+)
+def test_out_of_memory_halves_the_micro_batch(
+    make: Callable[..., TorchBackend], sequences: Sequences, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is as if nothing had happened, the one from an earlier call included; the budget stays small."""
+    plain, backend = make(), make(micro_batch_tokens=80)
+    first, second = Weighted(sequences, seed=1), Weighted(sequences, seed=2)
+    for surrogate in (first, second):
+        expected = plain.accumulate(sequences, surrogate)
+        surrogate.seen.clear()
+    backend.accumulate(sequences, first)
+    sizes = fail_above(backend, monkeypatch, 30, error)
+    assert backend.accumulate(sequences, second) == pytest.approx(expected, abs=1e-4)
+    assert second.restarts == 2
+    close(gradients(backend), gradients(plain))
+    assert max(sizes) > 60
+    sizes.clear()
+    second.seen.clear()
+    backend.accumulate(sequences, second)
+    assert max(sizes) <= 30
+
+
+def test_a_sequence_that_does_not_fit(
+    make: Callable[..., TorchBackend], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make()
+    fail_above(backend, monkeypatch, 5, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(BackendError, match="single sequence of 12 tokens"):
+        backend.accumulate(sequences, Weighted(sequences))
+    with pytest.raises(RuntimeError, match="size"):  # other errors pass
+        backend._within_memory(lambda: torch.ones(2) @ torch.ones(3), lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def test_bfloat16_keeps_small_updates(make: Callable[..., TorchBackend], sequences: Sequences, tmp_path: Path) -> None:
+    """At a rate of 1e-6 a bfloat16 weight would not move; the float32 master does, in nearly every entry."""
+    backend = make(dtype="bfloat16", optimizer=OptimizerSettings(weight_decay=0))
+    before = copy.deepcopy(dict(backend._optimizer.weights))
+    backend.accumulate(sequences, Weighted(sequences))
+    backend.step(1e-6)
+    name = "model.layers.0.mlp.up_proj.weight"
+    moved = (backend._optimizer.weights[name] != before[name]).float().mean()
+    assert moved > 0.9
+    full = make()
+    found, expected = backend.score(sequences).logprobs, full.score(sequences).logprobs
+    assert 1e-6 < np.abs(found - expected).max() < 0.3  # of bfloat16's order, and not zero: it is in use
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_the_reference_is_the_policy_as_it_was_loaded(
+    make: Callable[..., TorchBackend], sequences: Sequences, dtype: str, lora: LoraSettings | None
+) -> None:
+    backend = make(dtype=dtype, lora=lora, keep_reference=True)
+    loaded = backend.score(sequences).logprobs
+    np.testing.assert_array_equal(backend.reference(sequences), loaded)
+    backend.accumulate(sequences, Weighted(sequences))
+    backend.step(0.05)
+    np.testing.assert_array_equal(backend.reference(sequences), loaded)
+    assert np.abs(backend.score(sequences).logprobs - loaded).max() > 0.01
+    backend.accumulate(sequences, Weighted(sequences))
+    assert backend.step(0.0) > 0, "adapters train on after they were switched off"
+
+
+# ---------------------------------------------------------------------------------------- rollouts
+
+
+def prompts() -> list[Ids]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(1, VOCAB, size) for size in (3, 9, 1, 5, 4)]
+
+
+SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS, 7), samples=4, seed=3)
+
+
+def test_batching_changes_no_response(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few slots or many, prefills apart or together, ends noticed at once or late: the same responses."""
+    whole = make().rollout(prompts(), SAMPLING)
+    assert len(set(np.diff(whole.starts))) > 5, "ragged"
+    assert 0 < whole.truncated.sum() < 20
+    for slots, budget, every in ((1, 4, 1), (3, 16384, 1), (7, 10, 1), (20, 16384, 5), (6, 16384, 8)):
+        monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
+        same(make(rollout_batch=slots, micro_batch_tokens=budget).rollout(prompts(), SAMPLING), whole)
+
+
+def same(found: Completions, expected: Completions) -> None:
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.starts, expected.starts)
+    np.testing.assert_array_equal(found.truncated, expected.truncated)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+
+
+def test_each_prompt_is_prefilled_once(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the responses of a prompt enter at different times."""
+    prefilled: list[int] = []
+    original = rollout.Rollout._prefill_group
+
+    def count(self: rollout.Rollout, group: list[int]) -> None:
+        prefilled.extend(group)
+        original(self, group)
+
+    monkeypatch.setattr(rollout.Rollout, "_prefill_group", count)
+    make(rollout_batch=3).rollout(prompts(), SAMPLING)
+    assert prefilled == [0, 1, 2, 3, 4]
+
+
+def test_finished_responses_cost_nothing(make: Callable[..., TorchBackend]) -> None:
+    """The decoder's rows add up to the tokens that a forward had to follow, and it ends with the longest."""
+    backend = make()
+    rows: list[int] = []
+    backend._policy.causal.model.layers[0].register_forward_hook(
+        lambda _, inputs, __: rows.append(inputs[0].shape[0]) if inputs[0].shape[1] == 1 else None
+    )
+    drawn = backend.rollout(prompts(), SAMPLING)
+    lengths = np.diff(drawn.starts)
+    assert sum(rows) == (lengths - 1).sum()
+    assert len(rows) == lengths.max() - 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchBackend], dtype: str) -> None:
+    """What was sampled after an update is scored the same after it; bfloat16 rounds the two differently."""
+    backend = make(dtype=dtype)
+    for _ in range(2):
+        drawn = backend.rollout(prompts(), SAMPLING)
+        sequences = Sequences(tuple(prompts()[row // 4] for row in range(20)), drawn.tokens, drawn.starts)
+        scored = backend.score(sequences).logprobs
+        assert np.abs(scored - drawn.logprobs).max() < (1e-5 if dtype == "float32" else 0.15)
+        backend.accumulate(sequences, Weighted(sequences))
+        backend.step(0.05)
+    assert np.abs(backend.score(sequences).logprobs - scored).max() > 0.5
+
+
+def test_running_out_of_memory_while_generating(
+    make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rollout.SlotCache, "step", full)
+    with pytest.raises(BackendError, match="lower rollout_batch"):
+        make().rollout(prompts(), SAMPLING)
+
+
+# ------------------------------------------------------------------------------- files and mistakes
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "moments.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "other"])
+def test_damaged_checkpoints_change_nothing(
+    make: Callable[..., TorchBackend], sequences: Sequences, file: str, damage: str, tmp_path: Path
+) -> None:
+    backend = make()
+    backend.accumulate(sequences, Weighted(sequences))
+    backend.step(0.01)
+    backend.save(tmp_path)
+    path = tmp_path / file
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        (tmp_path / "other").mkdir()
+        other = make(lora=LORA)
+        other.accumulate(sequences, Weighted(sequences))
+        other.step(0.01)
+        other.save(tmp_path / "other")
+        (tmp_path / "other" / file).rename(path)
+    fresh = make()
+    before = fresh.score(sequences).logprobs
+    with pytest.raises(BackendError, match="another model" if damage == "other" else "missing or damaged") as error:
+        fresh.load(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+    np.testing.assert_array_equal(fresh.score(sequences).logprobs, before)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT, in this test's own call
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_export_of_adapters(
+    make: Callable[..., TorchBackend], sequences: Sequences, folder: Path, dtype: str, tmp_path: Path
+) -> None:
+    """Merged weights are the base plus the adapters' product; PEFT opens the adapter on the base model."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    backend = make(lora=LORA, dtype=dtype)
+    backend.accumulate(sequences, Weighted(sequences))
+    backend.step(0.05)
+    trained = {name: weight.detach().numpy() for name, weight in backend._optimizer.weights.items()}
+    scored = backend.score(sequences).logprobs
+    backend.export(tmp_path)
+    np.testing.assert_array_equal(backend.score(sequences).logprobs, scored)
+
+    prefix = "model.layers.1.mlp.down_proj"
+    a, b = (trained[f"{prefix}.lora_{part}.default.weight"] for part in "AB")
+    base = torch.from_numpy(load_file(folder / "model.safetensors")[f"{prefix}.weight"])
+    base = base.to(getattr(torch, dtype)).float().numpy()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).get_parameter(f"{prefix}.weight")
+    tolerance = 1e-6 if dtype == "float32" else 2**-8
+    np.testing.assert_allclose(merged.detach().numpy(), base + LORA.scale * b @ a, rtol=tolerance, atol=1e-6)
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    adapted = PeftModel.from_pretrained(model, str(tmp_path / "adapter"))
+    loaded = adapted.get_parameter(f"base_model.model.{prefix}.lora_A.default.weight").detach().float().numpy()
+    np.testing.assert_allclose(loaded, a, atol=1e-6)
+
+
+def test_ids_that_the_model_does_not_have(make: Callable[..., TorchBackend], sequences: Sequences) -> None:
+    backend = make()
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        backend.rollout([np.array([1]), np.array([], dtype=np.int64)], SAMPLING)
+    for bad in (VOCAB, -1):
+        with pytest.raises(ValueError, match=f"token id {bad} .* vocabulary of {VOCAB}"):
+            backend.rollout([np.array([1, bad])], SAMPLING)
+        tokens = sequences.tokens.copy()
+        tokens[3] = bad
+        with pytest.raises(ValueError, match=f"token id {bad} "):
+            backend.score(Sequences(sequences.prompts, tokens, sequences.starts))
+
+
+def test_nothing_to_do(make: Callable[..., TorchBackend]) -> None:
+    """No prompts, and responses without tokens: empty results rather than errors."""
+    backend = make()
+    drawn = backend.rollout([], SAMPLING)
+    assert len(drawn.tokens) == 0
+    assert drawn.starts.tolist() == [0]
+    empty = Sequences((np.array([1]),), np.empty(0, dtype=np.int64), np.array([0, 0]))
+    scores = backend.score(empty, Proxy())
+    assert scores.features is not None
+    assert scores.features.weighted_sum(np.empty((2, 0))).tolist() == [[0.0] * 16] * 2
+    assert backend.accumulate(empty, Weighted(empty)) == 0
+    backend.close()
+    backend.close()

@@ -1,0 +1,144 @@
+"""The command line as a person meets it: start-up, help, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from delta_cli import cli
+from delta_cli.recipe import Recipe
+
+RECIPES = sorted(p for p in (Path(__file__).parents[2] / "recipes").glob("*.toml") if not p.name.startswith("study"))
+FRAMEWORKS = ("torch", "mlx", "mlx_lm", "transformers", "peft", "datasets")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """``delta`` with these arguments; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["delta", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+        sys.exit(0)
+    return int(ended.value.code or 0)
+
+
+def fresh(code: str) -> str:
+    """What a fresh Python prints for a piece of code."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_core_and_the_command_line_import_no_framework() -> None:
+    code = f"""
+import sys
+import delta_cli, delta_cli.cli, delta_cli.recipe, delta_cli.credit, delta_cli.training.setup, delta_cli.evaluation.suites
+import delta_cli.reporting.console, delta_cli.doctor.checks, delta_cli.study.summary, backends.registry
+print([name for name in {FRAMEWORKS} if name in sys.modules])
+"""
+    assert fresh(code).strip() == "[]"
+
+
+def test_help_is_there_at_once() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "delta_cli", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    def bare() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import typer, rich.console"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    # Half a second on an idle machine; beside other tests, held against the libraries it cannot do without.
+    assert min(seconds() for _ in range(3)) < max(0.5, 3 * min(bare() for _ in range(3)))
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "compare", "recipe", "doctor", "parity", "study"])
+def test_every_command_has_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["train", "recipes/absent.toml"], ["absent.toml", "no such file"]),
+        (["train", "--set", "update.learning_rat=1"], ["did you mean update.learning_rate"]),
+        (["train", "--backend", "tpu", "--run-dir", "{tmp}/run"], ["'tpu'", "cpu, cuda, mlx, fake"]),
+        (["train", "--backend", "fake", "--run-dir", "{tmp}/run", "--set", "model.path=./absent"], ["./absent"]),
+        (["train", "--resume", "--run-dir", "{tmp}/run"], ["holds no run"]),
+        (["eval", "tiny-base"], ["--suite", "math7"]),
+        (["eval", "tiny-base", "--suite", "math8"], ["math8", "did you mean math7"]),
+        (["eval", "tiny-base", "--data", "{tmp}/absent.jsonl"], ["absent.jsonl", "no such file"]),
+        (["eval", "./absent", "--suite", "arithmetic"], ["absent"]),
+        (["compare", "{tmp}/a", "{tmp}/b"], ["{tmp}/a"]),
+        (["parity", "{tmp}/absent.jsonl.gz", "--backends", "fake,fake"], ["absent.jsonl.gz", "no such file"]),
+        (["parity", "{tmp}", "--backends", "fake"], ["--backends fake", "two"]),
+        (["study", "{tmp}/absent.toml"], ["absent.toml"]),
+        (["doctor", "{tmp}/absent.toml"], ["absent.toml"]),
+        (["recipe", "keys", "optimizer"], ["'optimizer'"]),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) and value[0] in ("train", "eval") else None,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filled = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert run(monkeypatch, *filled) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith("delta: ")
+    for part in parts:
+        assert part.format(tmp=tmp_path) in message
+
+
+def test_a_wrong_option_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "train", "--steps", "3") == 2
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_passes_a_dry_run_without_weights(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("delta_cli.data.sources.rows", _no_rows)
+    assert run(monkeypatch, "train", str(path), "--dry-run", "--backend", "cpu") == 0
+    printed = capsys.readouterr().out
+    assert "[update]" in printed
+    assert "GiB" in printed or "MiB" in printed
+    assert not (tmp_path / "runs").exists()
+
+
+def _no_rows(*_: object) -> None:
+    from delta_cli.errors import UserError
+
+    raise UserError("no data sets in this test")
+
+
+def test_the_schema_describes_a_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "recipe", "schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == {*Recipe.model_fields, "extends"}
+    assert schema["$defs"]["Update"]["properties"]["learning_rate"]["description"]
+    assert schema["$defs"]["Update"]["additionalProperties"] is False
+
+
+def test_a_resolved_recipe_is_toml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "recipe", "show", "--set", "run.steps=7") == 0
+    assert tomllib.loads(capsys.readouterr().out)["run"]["steps"] == 7
+
+
+def test_keys_are_listed_with_ranges(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "recipe", "keys", "delta") == 0
+    printed = capsys.readouterr().out
+    assert "delta.proxy" in printed
+    assert "update." not in printed

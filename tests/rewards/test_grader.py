@@ -1,0 +1,136 @@
+"""Grading in workers: verdicts, shaping, limits that really kill, and failures that never raise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
+from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.spec import Overlong, RewardSpec
+
+TEST_CODE = {"type": "asserts", "code": "assert f(1) == 2"}
+
+
+def problem(answer: object) -> Problem:
+    return Problem(id="p", question="q", answer=answer)
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(RewardSpec(), workers=1, timeout=2.0) as made:
+        yield made
+
+
+def test_verdicts_of_mathematics(grader: Grader) -> None:
+    cases = [(r"\boxed{85}", "85", True), (r"\boxed{86}", "85", False), (r"\boxed{1+x}", "x+1", True), ("x", "x", False)]
+    futures = [grader.submit(response, problem(gold), 10, truncated=False) for response, gold, _ in cases]
+    for future, (_, _, correct) in zip(futures, cases, strict=True):
+        assert future.result(30) == Verdict(float(correct), correct, None)
+
+
+def test_plain_numbers_need_no_worker() -> None:
+    with Grader(RewardSpec(), workers=1, timeout=1.0) as made:
+        futures = [made.submit(rf"7+8=15 \boxed{{{i}}}", problem("85"), 10, truncated=False) for i in range(512)]
+        assert all(future.done() for future in futures)
+        assert sum(future.result().correct for future in futures) == 1
+
+
+def test_what_takes_forever_is_killed_and_grading_goes_on(grader: Grader) -> None:
+    started = time.monotonic()
+    hung = grader.submit(r"\boxed{9^{9^{9^{9}}}+x}", problem("5+x"), 10, truncated=False)
+    after = grader.submit(r"\boxed{x+2}", problem("2+x"), 10, truncated=False)
+    assert hung.result(30) == Verdict(0.0, False, "timeout")
+    assert after.result(30).correct
+    assert time.monotonic() - started < 20
+
+
+def test_workers_are_gone_after_close() -> None:
+    made = Grader(RewardSpec(), workers=1, timeout=60.0)
+    hung = made.submit(r"\boxed{9^{9^{9^{9}}}+x}", problem("5+x"), 10, truncated=False)
+    time.sleep(0.2)
+    made.close()
+    assert hung.result(0) == Verdict(0.0, False, "error: the grader was closed")
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"),
+    [(0, 0.0), (16384, 0.0), (18432, -0.5), (20480, -1.0)],  # buffer 4096 of a 20480 limit, by hand
+)
+def test_overlong_shaping_of_the_paper(length: int, penalty: float) -> None:
+    assert Overlong(limit=20480, buffer=4096)(length) == pytest.approx(penalty, abs=1e-12)
+
+
+def test_shaping_adds_to_the_verdict() -> None:
+    spec = RewardSpec(format_bonus=0.25, length_penalty=0.125, overlong=Overlong(limit=100, buffer=50, factor=2.0))
+    with Grader(spec, workers=1, timeout=1.0) as made:
+        cases = [
+            (r"\boxed{5}", 40, False, 1 + 0.25 - 0.005, True),
+            (r"\boxed{5}", 75, False, 1 + 0.25 - 0.009375 - 1, True),
+            (r"\boxed{4} \boxed{6}", 40, False, -0.005, False),
+            (r"\boxed{5}", 40, True, 1 - 0.005, True),
+            ("", 0, False, 0.0, False),
+        ]
+        for response, length, truncated, reward, correct in cases:
+            verdict = made.submit(response, problem("5"), length, truncated).result(30)
+            assert verdict.reward == pytest.approx(reward, abs=1e-12)
+            assert (verdict.correct, verdict.failure) == (correct, None)
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_verdicts_of_code() -> None:
+    with Grader(RewardSpec(kind="code", format_bonus=0.5), workers=1, timeout=5.0) as made:
+        made.check(problem(TEST_CODE))
+        right = made.submit("```python\ndef f(x): return x + 1\n```", problem(TEST_CODE), 9, truncated=False)
+        wrong = made.submit("```python\ndef f(x): return x\n```", problem(TEST_CODE), 9, truncated=False)
+        assert right.result(30) == Verdict(1.5, True, None)
+        assert wrong.result(30) == Verdict(0.5, False, None)
+        with pytest.raises(UserError, match=r"cannot grade problem 'p': code tests need a 'type'"):
+            made.check(problem("5"))
+
+
+CUSTOM = """
+import os, time
+def reward(response, problem):
+    if response == "hang": time.sleep(99)
+    if response == "die": os._exit(3)
+    return len(response) / problem.answer
+def text(response, problem): return "good"
+def broken(response, problem): return problem.no_such_field
+"""
+
+
+def test_a_function_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CUSTOM)
+    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "mine.py")), workers=1, timeout=1.0) as made:
+        made.check(problem(4))
+        submit = {name: made.submit(name, problem(4), 1, truncated=False) for name in ("ab", "good", "hang", "die", "abc")}
+        verdicts = {name: future.result(30) for name, future in submit.items()}
+    assert verdicts["ab"] == Verdict(0.5, False, None)
+    assert verdicts["good"] == Verdict(1.0, True, None)
+    assert verdicts["hang"] == Verdict(0.0, False, "timeout")
+    assert verdicts["die"] == Verdict(0.0, False, "worker died")
+    assert verdicts["abc"] == Verdict(0.75, False, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "message"),
+    [
+        ("missing.py", "reward", "does not exist"),
+        ("mine.py", "nothing", "has no function 'nothing'"),
+        ("mine.py", "text", "returned 'good'; it must return a finite number"),
+        ("mine.py", "broken", "no_such_field"),
+        ("bad.py", "reward", "does not run: ZeroDivisionError"),
+    ],
+)
+def test_a_users_mistake_is_named_at_start_up(tmp_path: Path, file: str, function: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(CUSTOM)
+    (tmp_path / "bad.py").write_text("1 / 0")
+    spec = RewardSpec(kind="custom", path=str(tmp_path / file), function=function)
+    with Grader(spec, workers=1, timeout=5.0) as made, pytest.raises(UserError, match=message) as caught:
+        made.check(problem(4))
+    assert "\n" not in str(caught.value)

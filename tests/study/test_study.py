@@ -1,0 +1,161 @@
+"""Studies: the plan, the grid, the numbers, and whether credit finds the mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from delta_cli.data import tasks
+from delta_cli.data.tasks import TaskSpec
+from delta_cli.errors import UserError
+from delta_cli.study import grid
+from delta_cli.study.mistakes import separation
+from delta_cli.study.plan import Study, load_study
+from delta_cli.study.render import table
+from delta_cli.study.summary import Outcome, as_json, outcomes, over_seeds, steps_to, summarise
+from delta_cli.training.run_folder import RunFolder
+
+STUDIES = sorted((Path(__file__).parents[2] / "recipes").glob("study_*.toml"))
+
+
+def plan(**changes: object) -> Study:
+    arms = ({"name": "delta", "set": ("method.preset=delta",)}, {"name": "dapo", "set": ("method.preset=dapo",)})
+    return Study.model_validate({"name": "small", "recipe": "quickstart.toml", "seeds": 3, "arms": arms} | changes)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_study_in_the_repository_loads(path: Path) -> None:
+    assert load_study(path).seeds >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("name = 3", "name"),
+        ('name = "s"\nrecipe = "quickstart.toml"\nseeds = 1', "seeds"),
+        ("[[arms", "not valid TOML"),
+        (
+            'name = "s"\nrecipe = "absent.toml"\nreference = "a"\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"',
+            "absent.toml",
+        ),
+        ('name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"', "reference"),
+        ('name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "delta"\n[[arms]]\nname = "delta"', "same name"),
+        (
+            'name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "delta"\n[[arms]]\nname = "b"\nset = ["run.step=1"]',
+            "did you mean run.steps",
+        ),
+    ],
+)
+def test_a_mistake_in_a_study_is_one_line(text: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("")
+    file = tmp_path / "study.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=part) as error:
+        load_study(file)
+    assert "\n" not in str(error.value)
+
+
+def write_run(folder: Path, curve: list[float], accuracy: float) -> None:
+    run = RunFolder(folder)
+    folder.mkdir(parents=True)
+    run.begin("")
+    for step, value in enumerate(curve, start=1):
+        record = {"step": step, "accuracy": value, "entropy_mean": 0.1 * step, "response_length_mean": 20.0 + step}
+        run.append(run.metrics, record)
+    run.append(run.evaluations, {"step": len(curve), "accuracy": accuracy})
+    run.model.mkdir()
+    (run.model / "config.json").write_text("{}")
+
+
+def test_the_numbers_of_a_study(tmp_path: Path) -> None:
+    study = plan()
+    final = {"delta": [0.9, 0.92, 0.94], "dapo": [0.8, 0.85, 0.93]}
+    for cell in grid.cells(study, tmp_path):
+        write_run(cell.folder, [0.5, 0.7, 0.9, 0.9, 0.9], final[cell.arm.name][cell.seed])
+    found = outcomes(study, tmp_path)
+    assert len(found) == 6
+    assert found[0] == Outcome("delta", 0, 0.9, 0.78, 4, 0.5, 25.0, [0.5, 0.7, 0.9, 0.9, 0.9])
+
+    rows = {row.arm: row for row in summarise(study, found)}
+    mean, half = np.mean(final["dapo"]), stats.t.ppf(0.975, 2) * stats.sem(final["dapo"])
+    assert (rows["dapo"].accuracy.low, rows["dapo"].accuracy.high) == pytest.approx((mean - half, mean + half))
+    expected = stats.mannwhitneyu(final["delta"], final["dapo"], alternative="greater", method="exact")
+    assert rows["dapo"].accuracy_test is not None
+    assert rows["dapo"].accuracy_test.p_value == pytest.approx(expected.pvalue)
+    assert rows["delta"].accuracy_test is None
+    assert table(study, list(rows.values())).row_count == 2
+    json.dumps(as_json(study, found, list(rows.values())))
+
+
+def test_a_run_that_is_not_finished_is_left_out_and_run_again(tmp_path: Path) -> None:
+    study = plan(seeds=2)
+    first, *_ = grid.cells(study, tmp_path)
+    write_run(first.folder, [0.5, 0.6], 0.6)
+    assert first.finished(2)
+    assert not first.finished(3)
+    assert [run.arm for run in outcomes(study, tmp_path)] == ["delta"]
+
+
+def test_the_grid_runs_what_is_missing_and_names_the_log_of_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
+    commands: list[list[str]] = []
+
+    class Done:
+        def __init__(self, code: int) -> None:
+            self.returncode = code
+
+    def fake_run(command: list[str], **_: object) -> Done:
+        commands.append(command)
+        folder = Path(command[command.index("--run-dir") + 1])
+        if folder.name == "dapo-seed1" and "--resume" not in command:
+            folder.mkdir()
+            (folder / "recipe.toml").write_text("")
+            return Done(1)
+        (folder / "recipe.toml").unlink(missing_ok=True)
+        if folder.exists():
+            folder.rmdir()
+        write_run(folder, [0.5, 0.6], 0.6)
+        return Done(0)
+
+    monkeypatch.setattr(grid.subprocess, "run", fake_run)
+    study = plan(seeds=2)
+    with pytest.raises(UserError, match=r"1 of 4 runs failed; read .*dapo-seed1\.log"):
+        grid.run_grid(study, tmp_path, tmp_path / "out", lambda *_: None)
+    assert len(commands) == 4
+    grid.run_grid(study, tmp_path, tmp_path / "out", lambda *_: None)
+    assert len(commands) == 5
+    assert "--resume" in commands[-1]
+
+
+def test_steps_to_a_target_is_the_end_of_the_first_window_at_it() -> None:
+    assert steps_to([0.1, 0.9, 0.9, 0.9, 0.2], 0.9) == 4
+    assert steps_to([0.9, 0.9], 0.9) is None
+    assert steps_to([0.1] * 5, 0.9) is None
+    assert over_seeds([3.0]).low == 3.0
+
+
+def test_separation_by_hand() -> None:
+    starts = np.array([0, 3, 6, 8])
+    weights = np.array([1.0, 2.0, 3.0, 1.0, 1.0, 1.0, 9.0, 9.0])
+    mistakes = np.array([1, 5, -1])  # response 0 at its middle token, response 1 at its last; 2 is right
+    found = separation("w", weights, mistakes, starts)
+    assert (found.there, found.elsewhere) == (1.5, 1.5)
+    assert found.auc == pytest.approx((0.5 + 0.5) / 2)
+    assert found.responses == 2
+    assert separation("w", weights, np.full(3, -1), starts).responses == 0
+
+
+def test_the_first_wrong_token_is_where_the_derivation_is_left() -> None:
+    spec = TaskSpec()
+    problem = tasks.problems(spec, 1, 0)[0]
+    right = tasks.solution(problem, spec)
+    assert tasks.first_error(problem, right, spec) is None
+    place = right.index("=") + 1
+    wrong = right[:place] + str((int(right[place]) + 1) % 10) + right[place + 1 :]
+    assert tasks.first_error(problem, wrong, spec) == place

@@ -1,0 +1,143 @@
+"""Small runs to train, stop, break and compare: a task a random model learns in a few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from delta_cli.assets.make_tiny_base import write_tokenizer
+from delta_cli.assets.random_model import write_qwen3
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.training.observer import Notice, Observer, Record
+from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.training.setup import open_trainer
+from delta_cli.training.trainer import Trainer
+
+CLOCKS = ("seconds", "tokens_per_second", "rollout_tokens_per_second", "peak_memory", "swapped")
+
+# The reward is −length/100, so a model that draws its 258 tokens at random learns to end its responses.
+SHORT = {
+    "run.steps": 6,
+    "data.limit": 48,
+    "data.held_out": 0.25,
+    "rollout.prompts": 4,
+    "rollout.responses": 8,
+    "rollout.max_tokens": 16,
+    "reward.length": 10.0,
+    "update.learning_rate": 0.1,
+    "update.mini_batches": 2,
+    "evaluation.every": 2,
+    "evaluation.problems": 6,
+    "checkpoint.every": 2,
+}
+
+
+def write_model(folder: Path, hidden: int = 16) -> Path:
+    """A random Qwen3 with the byte tokenizer."""
+    write_qwen3(folder, vocab_size=258, hidden=hidden, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=32)
+    write_tokenizer(folder)
+    return folder
+
+
+def make_recipe(model: Path, **changes: Any) -> Recipe:
+    """SHORT on a model, with ``section__key`` changes."""
+    keys = SHORT | {"model.path": str(model)} | {name.replace("__", "."): value for name, value in changes.items()}
+    return load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in keys.items() if value is not None])
+
+
+class Watcher(Observer):
+    """Remembers what it hears; ``on_phase`` may act when a phase begins."""
+
+    def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
+        self.records: list[Record] = []
+        self.notices: list[Notice] = []
+        self.on_phase = on_phase
+
+    def phase(self, name: str, total: int = 0) -> None:
+        self.on_phase(name)
+
+    def step(self, record: Record, examples: list[Any]) -> None:
+        self.records.append(record)
+
+    def notice(self, notice: Notice) -> None:
+        self.notices.append(notice)
+
+    @property
+    def named(self) -> set[str]:
+        return {notice.name for notice in self.notices}
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    backend: str = "fake",
+    *,
+    resume: bool = False,
+    observer: Observer | None = None,
+    stop_asked: Callable[[], bool] = lambda: False,
+    prepare: Callable[[Trainer], None] = lambda trainer: None,
+) -> Watcher:
+    """Run to the end; what the observer heard."""
+    watcher = observer or Watcher()
+    with open_trainer(recipe, backend, folder, watcher, stop_asked) as trainer:
+        prepare(trainer)
+        trainer.run(resume)
+    assert isinstance(watcher, Watcher)
+    return watcher
+
+
+def lines(file: Path) -> list[Record]:
+    """A .jsonl file without what a clock or the machine's memory says."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith(CLOCKS)} for record in read_lines(file)
+    ]
+
+
+def contents(folder: Path, weights: bool = True) -> dict[str, Any]:
+    """All that must not depend on whether a run was interrupted, by name."""
+    run = RunFolder(folder)
+    found: dict[str, Any] = {
+        file.name: lines(file) if file.exists() else [] for file in (run.metrics, run.evaluations, run.notices)
+    }
+    found |= {file.name: list(read_lines(file)) for file in sorted(run.rollouts.glob("step-*"))}
+    newest = max(run.checkpoints.glob("step-*"))
+    found["state.json"] = (newest / "state.json").read_text()
+    found["recipe.toml"] = (newest / "recipe.toml").read_text()
+    if weights:
+        for file in [*sorted(newest.glob("*.safetensors")), *sorted(run.model.glob("*.safetensors"))]:
+            found |= {f"{file.parent.name}/{file.name}/{name}": value for name, value in tensors(file).items()}
+    return found
+
+
+def tensors(file: Path) -> dict[str, Any]:
+    """Bytes of every tensor and the metadata, by name; the order in the file is not fixed."""
+    with safe_open(file, "numpy") as stored:
+        found: dict[str, Any] = {name: stored.get_tensor(name).tobytes() for name in stored.keys()}  # noqa: SIM118
+        return found | {"metadata": stored.metadata()}
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Equal bit for bit: weights, optimizer, metrics, evaluations, notices, rollouts, data order."""
+    one, other = contents(first), contents(second)
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value == other[name], name
+
+
+def exported(folder: Path) -> dict[str, np.ndarray]:
+    """The weights a run ended with."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def drawn(folder: Path) -> list[Sequence[str]]:
+    """Ids of the problems of each recorded step."""
+    files = sorted((folder / "rollouts").glob("step-*"))
+    return [list(dict.fromkeys(record["problem"] for record in read_lines(file))) for file in files]
+
+

@@ -1,0 +1,165 @@
+"""N steps, a stop and M steps are N + M steps, bit for bit; whatever the stop, the backend and the method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import registry
+from backends.interface import BackendError
+from delta_cli.errors import UserError
+from delta_cli.training.run_folder import read_lines
+from delta_cli.training.trainer import Interrupted
+
+from .harness import Watcher, assert_same, contents, make_recipe, train
+
+# 12 problems in batches of 4: an epoch ends after the third step. Evaluation and checkpoints lie apart.
+SMALL = {
+    "data__limit": 16,
+    "rollout__max_tokens": 8,
+    "evaluation__problems": 2,
+    "evaluation__every": 2,
+    "checkpoint__every": 3,
+}
+LORA = {"model__lora__rank": 2, "update__learning_rate": 0.05}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fake": ("fake", {}),
+    "fake-dynamic": ("fake", {"rollout__dynamic": True, "rollout__dynamic_limit": 3}),
+    "fake-reference": ("fake", {"update__kl_coefficient": 0.1, "update__epochs": 2, "reward__flip": 0.2}),
+    "cpu": ("cpu", {}),
+    "cpu-lora": ("cpu", LORA),
+    "mlx": ("mlx", {}),
+    "mlx-lora": ("mlx", LORA),
+    "mlx-dynamic": ("mlx", {"rollout__dynamic": True, "rollout__dynamic_limit": 3}),
+}
+
+
+class Crash(BaseException):
+    """What a killed process leaves its caller."""
+
+
+def stopping(after: int) -> tuple[Watcher, Callable[[], bool]]:
+    """An observer with a stop that is asked for when phase number ``after`` begins."""
+    phases = 0
+
+    def count(name: str) -> None:
+        nonlocal phases
+        phases += 1
+
+    return Watcher(count), lambda: phases > after
+
+
+def crashing(after: int) -> Watcher:
+    """An observer whose run ends without warning when phase number ``after`` begins."""
+    phases = 0
+
+    def count(name: str) -> None:
+        nonlocal phases
+        phases += 1
+        if phases > after:
+            raise Crash
+
+    return Watcher(count)
+
+
+def run_to_end(recipe: Any, folder: Path, backend: str = "fake") -> int:
+    """Train, stopping at every eleventh phase, until there is nothing left; how often it was stopped."""
+    for stops in range(100):
+        watcher, asked = stopping(11)
+        try:
+            train(recipe, folder, backend, resume=stops > 0, observer=watcher, stop_asked=asked)
+        except Interrupted:
+            continue
+        return stops
+    raise AssertionError("the run never ends")
+
+
+def installed(backend: str) -> str:
+    try:
+        return registry.resolve(backend)
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stopped_again_and_again(variant: str, model: Path, tmp_path: Path) -> None:
+    """Weights, optimizer, metrics, evaluations, notices, rollouts and data order."""
+    backend, changes = VARIANTS[variant]
+    recipe = make_recipe(model, **(SMALL | changes), run__steps=5)
+    train(recipe, tmp_path / "straight", installed(backend))
+    assert run_to_end(recipe, tmp_path / "stopped", backend) >= 2
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
+
+
+PHASES = 22  # of the run below: four a step, three evaluations, two checkpoints, the export
+
+
+@pytest.fixture(scope="module")
+def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("straight")
+    heard: list[str] = []
+    train(make_recipe(model, **SMALL, run__steps=4), folder, observer=Watcher(heard.append))
+    assert len(heard) == PHASES
+    return folder
+
+
+@pytest.mark.parametrize("phase", range(PHASES))
+def test_stopped_or_killed_in_any_phase(phase: int, straight: Path, model: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(model, **SMALL, run__steps=4)
+    watcher, asked = stopping(phase)
+    try:
+        train(recipe, tmp_path / "stopped", observer=watcher, stop_asked=asked)
+    except Interrupted:
+        train(recipe, tmp_path / "stopped", resume=True)
+    assert_same(straight, tmp_path / "stopped")
+
+    with pytest.raises(Crash):
+        train(recipe, tmp_path / "killed", observer=crashing(phase))
+    train(recipe, tmp_path / "killed", resume=True)
+    assert_same(straight, tmp_path / "killed")
+
+
+def test_a_stop_saves_what_is_done_and_drops_the_rest(model: Path, tmp_path: Path) -> None:
+    """Phases of step 2 begin after those of step 1 (rollout, reward, score, update) and an evaluation."""
+    watcher, asked = stopping(6)
+    with pytest.raises(Interrupted) as stopped:
+        train(make_recipe(model, **SMALL), tmp_path, observer=watcher, stop_asked=asked)
+    assert stopped.value.step == 1
+    assert (tmp_path / "checkpoints" / "step-000001" / "manifest.json").exists()
+    assert [record["step"] for record in read_lines(tmp_path / "metrics.jsonl")] == [1]
+
+
+def test_a_run_is_made_longer(straight: Path, model: Path, tmp_path: Path) -> None:
+    """More steps than were asked for at first; but for the evaluation after the last, the run is the same."""
+    changes = SMALL | {"evaluation__every": 1, "checkpoint__every": 1}
+    train(make_recipe(model, **changes, run__steps=2), tmp_path / "longer")
+    train(make_recipe(model, **changes, run__steps=4), tmp_path / "longer", resume=True)
+    train(make_recipe(model, **changes, run__steps=4), tmp_path / "at once")
+    assert_same(tmp_path / "longer", tmp_path / "at once")
+    assert "steps = 4" in (tmp_path / "longer" / "recipe.toml").read_text()
+
+
+def test_a_finished_run_has_nothing_to_do(model: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(model, **SMALL, run__steps=2)
+    train(recipe, tmp_path)
+    before = contents(tmp_path)
+    assert train(recipe, tmp_path, resume=True).records == []
+    assert contents(tmp_path) == before
+
+
+def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
+    """The order of the data is a function of the problems: with others, resume would not be one."""
+    data = tmp_path / "problems.jsonl"
+    rows = [f'{{"question": "{i}+{i}=?", "answer": "{2 * i}"}}\n' for i in range(16)]
+    data.write_text("".join(rows))
+    recipe = make_recipe(model, **SMALL, data__source=str(data), data__template="plain", run__steps=2)
+    train(recipe, tmp_path / "run")
+    data.write_text("".join(reversed(rows)))
+    with pytest.raises(UserError, match="not those this run began with"):
+        train(recipe, tmp_path / "run", resume=True)
+    data.write_text("".join(rows))
+    train(recipe, tmp_path / "run", resume=True)
