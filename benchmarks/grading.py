@@ -48,8 +48,52 @@ LATEX = [  # gold and an answer, half of them right, with a number to make each 
     (r"y={i}x+1", r"y={i}x-1"),
 ]
 TOKENS = [
-    *r"\frac \sqrt \sum_{i=1}^{10^9} \int_0^1 \left( \right) \begin{pmatrix} \end{pmatrix} \boxed{ \cup \infty \text{".split(),
-    *r"{ } ( ) [ ] ^ ^{ _ , ; = < > ! & \\ $ % x y i e 1 2 9 99 0.5 -1 +".split(),
+    *[
+        r"\frac",
+        r"\sqrt",
+        r"\sum_{i=1}^{10^9}",
+        r"\int_0^1",
+        r"\left(",
+        r"\right)",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        r"\boxed{",
+        r"\cup",
+        r"\infty",
+        r"\text{",
+    ],
+    *[
+        r"{",
+        r"}",
+        r"(",
+        r")",
+        r"[",
+        r"]",
+        r"^",
+        r"^{",
+        r"_",
+        r",",
+        r";",
+        r"=",
+        r"<",
+        r">",
+        r"!",
+        r"&",
+        r"\\",
+        r"$",
+        r"%",
+        r"x",
+        r"y",
+        r"i",
+        r"e",
+        r"1",
+        r"2",
+        r"9",
+        r"99",
+        r"0.5",
+        r"-1",
+        r"+",
+    ],
     *("import os", "while True: pass", "'; DROP", "\0", "\u202e", "💥", "∑", "१२", "NaN", "1e999", "__import__('os')"),
 ]
 
@@ -94,7 +138,9 @@ def integers(count: int) -> list[Item]:
 
 def latex(count: int) -> list[Item]:
     pairs = [LATEX[i % len(LATEX)] for i in range(count)]
-    return [(rf"so \boxed{{{answer.format(i=i + 11)}}}", gold.format(i=i + 11)) for i, (gold, answer) in enumerate(pairs)]
+    return [
+        (rf"so \boxed{{{answer.format(i=i + 11)}}}", gold.format(i=i + 11)) for i, (gold, answer) in enumerate(pairs)
+    ]
 
 
 def gsm8k(path: Path) -> list[Item]:
@@ -188,13 +234,17 @@ def overhead(rounds: int = 30) -> Row:
 
     def confined() -> None:
         with Run(sandbox) as run:
-            assert run.read(run.start({"mode": "program", "code": "print(1)"}, Limits(5)), time.monotonic() + 5) == b"1\n"
+            assert (
+                run.read(run.start({"mode": "program", "code": "print(1)"}, Limits(5)), time.monotonic() + 5) == b"1\n"
+            )
 
     ways = {
         "python": lambda: subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True),
         "python -I -S": lambda: subprocess.run([sys.executable, "-I", "-S", "-c", "1"], check=True),
         "sandbox": confined,
-        "asserts": lambda: code_reward("```python\ndef f(): return 1\n```", {"type": "asserts", "code": "assert f() == 1"}),
+        "asserts": lambda: code_reward(
+            "```python\ndef f(): return 1\n```", {"type": "asserts", "code": "assert f() == 1"}
+        ),
     }
     seconds = common.interleaved(ways, rounds)
     return {"name": "one sandboxed run, median ms", **{name: statistics.median(t) * 1e3 for name, t in seconds.items()}}

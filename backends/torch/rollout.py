@@ -113,7 +113,7 @@ class Rollout:
             use_cache=True,
         )
         self._hidden = output.last_hidden_state[:, 0]
-        self._length += 1
+        self._length = self._length + 1  # a new array: the device may still read the old one
 
     # ------------------------------------------------------------------ finished and waiting
 

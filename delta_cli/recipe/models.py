@@ -229,6 +229,13 @@ class Checkpoint(Section):
     rollouts_every: int = key(1, "steps between recorded rollout batches; 0: none", "steps", ge=0)
 
 
+class Tracking(Section):
+    """Where the metrics go besides metrics.jsonl."""
+
+    kind: Literal["none", "tensorboard", "wandb", "trackio"] = key("none", "tracker; each needs the extra of its name")
+    project: str = key("delta", "wandb and trackio: the project that the run appears in", min_length=1)
+
+
 class Run(Section):
     """The run as a whole."""
 
@@ -249,6 +256,7 @@ class Recipe(Section):
     update: Update = Update()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    tracking: Tracking = Tracking()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

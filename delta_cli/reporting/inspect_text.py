@@ -75,21 +75,22 @@ class Responses:
         width = options.max_width
         if width < SIDE_BY_SIDE or not (self.right and self.wrong):
             for variant in self.right[:RESPONSES] + self.wrong[:RESPONSES]:
-                yield card(*variant, self.scale, width)
+                yield card(variant, self.scale, width)
         else:
             half = (width - 2) // 2
             table = Table.grid(padding=(0, 2, 0, 0))
             table.add_column(width=half)
             table.add_column(width=half)
             for pair in zip_longest(self.right[:RESPONSES], self.wrong[:RESPONSES]):
-                table.add_row(*(card(*variant, self.scale, half) if variant else Text() for variant in pair))
+                table.add_row(*(card(variant, self.scale, half) if variant else Text() for variant in pair))
             yield table
         if hidden := sum(max(len(side) - RESPONSES, 0) for side in (self.right, self.wrong)):
             yield Text(f"{hidden} more different responses; --format html shows all\n", style=QUIET)
 
 
-def card(read: Read, count: int, scale: Scale, width: int) -> RenderableType:
-    """A response that was drawn ``count`` times: its outcome, its coloured tokens with marks below, its false equations."""
+def card(variant: tuple[Read, int], scale: Scale, width: int) -> RenderableType:
+    """A response and how often it was drawn: outcome, coloured tokens with marks below, false equations."""
+    read, count = variant
     response = read.response
     word, style = ("✓ right", RIGHT) if response.correct else ("✗ wrong", WRONG)
     word += f" ×{count}" if count > 1 else ""
@@ -187,4 +188,3 @@ def _credit(credit: TokenCredit | None) -> Text:
         return Text()
     text = Text(quoted(credit.text), style="bold", overflow="ellipsis", no_wrap=True)
     return text.append(f" {credit.side} {credit.mean:.3f} ×{credit.count:,}", style="not bold")
-

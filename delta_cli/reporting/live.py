@@ -142,10 +142,10 @@ class LiveObserver(Observer):
         if left is not None:
             time_text += f", {duration(max(left - (now - self._stepped), 0))} left"
         table = Table.grid(padding=(0, 1))
-        table.add_column(width=10, no_wrap=True)
+        table.add_column(min_width=10, no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
-        bar = max(width // 3, 10)
+        bar = max(min(width // 3, width - 38), 6)
         steps = max(self._pace.steps, 1)
         done = f"{self._pace.done}/{self._pace.steps}  {time_text}"
         table.add_row(Text("step", style="bold"), _bar(self._pace.done, steps, bar), done)

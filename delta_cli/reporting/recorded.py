@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tomllib
 import zlib
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ class RecordedRun:
         try:
             for record in read_lines(self._folder.rollout_file(step)):
                 yield Response.read(record)
-        except (EOFError, zlib.error):
+        except (EOFError, gzip.BadGzipFile, zlib.error):
             return  # the file was cut off while it was copied; what came before is whole
 
     def _lines(self, file: Path) -> list[Record]:

@@ -86,7 +86,9 @@ def read(text: str) -> Answer:
 def is_name(text: str) -> bool:
     """Whether a side of an equation only names the answer: x, f(x), AB, \\text{area}, (x, y)."""
     bare = re.sub(r"_(?:\{[^{}]*\}|\w)|\\text\{[^{}]*\}|'", "x", text)
-    return bool(bare) and not re.search(r"[\d+*/^|-]|\\(?:frac|sqrt|cdot|times|pi|infty|sum|int|log|ln|sin|cos|tan)", bare)
+    return bool(bare) and not re.search(
+        r"[\d+*/^|-]|\\(?:frac|sqrt|cdot|times|pi|infty|sum|int|log|ln|sin|cos|tan)", bare
+    )
 
 
 def _words(text: str) -> Words | None:

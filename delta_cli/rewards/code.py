@@ -15,7 +15,7 @@ from delta_cli.rewards.sandbox import Limits, Run, Sandbox, ended_well, find_san
 
 Tests = dict[str, Any]
 LANGUAGES = ("", "python", "python3", "py")
-FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([^`\s]*)[^`]*")
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)")
 KEYS = {"asserts": ("code",), "stdio": ("cases",), "calls": ("entry_point", "cases")}
 CASE_KEYS = {"stdio": ("input", "output"), "calls": ("args", "expected")}
 
@@ -59,14 +59,15 @@ def code_blocks(response: str) -> list[str]:
     fence = language = ""
     for line in response.splitlines():
         match = FENCE.fullmatch(line)
-        if fence and match and not match[2] and match[1].startswith(fence):
+        label = match[2].split() if match else []
+        if fence and match and not label and match[1].startswith(fence):
             if language.lower() in LANGUAGES:
                 blocks.append("\n".join(lines) + "\n")
             fence = ""
         elif fence:
             lines.append(line)
         elif match:
-            fence, language, lines = match[1], match[2], []
+            fence, language, lines = match[1], label[0] if label else "", []
     return [] if fence else blocks
 
 

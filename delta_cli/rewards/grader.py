@@ -57,27 +57,25 @@ class Grader:
     def __enter__(self) -> Grader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def check(self, problem: Problem) -> None:
         """Grade an empty response to one example. Raises UserError with one line where that fails."""
-        failure = self.submit("", problem, 0, truncated=False, quick=False).result().failure
-        if failure is not None:
-            what = f"{self.spec.path}:{self.spec.function}" if self.spec.kind == "custom" else f"the {self.spec.kind} reward"
-            raise UserError(f"{what} cannot grade problem '{problem.id}': {failure.removeprefix('error: ')}")
+        error = self._schedule("", problem).exception()
+        if error is not None:
+            spec = self.spec
+            what = f"{spec.path}:{spec.function}" if spec.kind == "custom" else f"the {spec.kind} reward"
+            raise UserError(f"{what} cannot grade problem '{problem.id}': {_failure(error).removeprefix('error: ')}")
 
-    def submit(
-        self, response: str, problem: Problem, length: int, truncated: bool, quick: bool = True
-    ) -> Future[Verdict]:
-        """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit.
-
-        ``quick`` lets plain numbers be compared here and now.
-        """
+    def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[Verdict]:
+        """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit."""
         result: Future[Verdict] = Future()
         shaping = self._shaping(response, length, truncated)
-        if quick and self.spec.kind == "math" and isinstance(problem.answer, str):
-            correct = quick_verdict(response, problem.answer)
+        if self.spec.kind == "math":
+            correct = quick_verdict(response, str(problem.answer))
             if correct is not None:
                 result.set_result(Verdict(correct + shaping, correct, None))
                 return result
@@ -104,7 +102,11 @@ class Grader:
 
     def _schedule(self, response: str, problem: Problem) -> Future[float]:
         with self._lock:
-            if self._pool is None or not self._pool.active:  # a pool is given up when its idle workers die
+            if self._pool is not None and not self._pool.active:  # pebble gives up a pool whose idle worker died
+                self._pool.stop()
+                self._pool.join()
+                self._pool = None
+            if self._pool is None:
                 self._pool = ProcessPool(
                     max_workers=self.workers,
                     max_tasks=WORKER_TASKS,
@@ -124,10 +126,11 @@ class Grader:
         return self._settle(result, Verdict(0.0, False, _failure(error)))
 
     def _settle(self, result: Future[Verdict], verdict: Verdict) -> None:
-        with self._lock:
-            if result in self._pending:
-                self._pending.discard(result)
-                result.set_result(verdict)
+        try:
+            self._pending.remove(result)
+        except KeyError:
+            return  # settled already: the grader was closed meanwhile
+        result.set_result(verdict)
 
 
 def _well_formed(response: str, spec: RewardSpec) -> bool:
@@ -144,7 +147,8 @@ def _failure(error: BaseException) -> str:
         return "worker died"
     if isinstance(error, UserError):
         return f"error: {error}"
-    return f"error: {type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+    lines = str(error).strip().splitlines()
+    return f"error: {type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
 # ---------------------------------------------------------------------------- in a worker process

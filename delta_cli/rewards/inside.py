@@ -66,7 +66,7 @@ def limit(seconds: int, memory: int, processes: int, file_bytes: int) -> None:
 def encode(value: Any, keep: Callable[[Any], Json]) -> Json:
     """Builtin data as JSON with tags; whatever else as ``keep`` says."""
     if isinstance(value, PLAIN):
-        return value if type(value) in PLAIN else (str.__str__(value) if isinstance(value, str) else float(value))
+        return value if type(value) in PLAIN else (str if isinstance(value, str) else float)(value)  # type: ignore[arg-type]
     if isinstance(value, int):
         number = int(value)
         return number if -SMALL < number < SMALL else {"int": hex(number)}
@@ -81,6 +81,8 @@ def encode(value: Any, keep: Callable[[Any], Json]) -> Json:
         return {type(value).__name__: value.hex()}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), keep)
     return keep(value)
 
 
@@ -247,8 +249,9 @@ class Judge:
         reply = self.link.receive()
         if "raise" in reply:
             kind = getattr(builtins, str(reply["raise"]), None)
-            known = isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
-            raise (kind if known else RuntimeError)(str(reply["message"]))
+            if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                kind = RuntimeError
+            raise kind(str(reply["message"]))
         return decode(reply["value"], self.find), reply.get("arguments")
 
     def call(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -338,4 +341,5 @@ def main(file: IO[bytes]) -> None:
     if job["user"] is not None:
         become(job["user"])
     limit(**job["limits"])
+    sys.path.append(job["packages"])
     {"program": program, "calls": calls, "serve": serve, "judge": judge}[job["mode"]](job)

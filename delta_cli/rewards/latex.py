@@ -15,6 +15,8 @@ UNICODE = {
     "€": r"\text{€}", "£": r"\text{£}", "θ": r"\theta ", "′": "'", "’": "'", "\u00a0": " ", "％": "%",
 }  # fmt: skip
 
+ORDER = {"leq": r"\le ", "leqslant": r"\le ", "geq": r"\ge ", "geqslant": r"\ge ", "neq": r"\ne ", "lt": "<", "gt": ">"}
+NAMES = {"pi": r"\pi ", "sqrt": r"\sqrt", "infinity": r"\infty "}
 LETTER_COMMANDS = ("mathbf", "mathit", "boldsymbol", "bm")
 
 Replacement = str | Callable[[re.Match[str]], str]
@@ -31,49 +33,45 @@ def _text(match: re.Match[str]) -> str:
     return rf"\text{{{words}}}" if words else " "
 
 
-RULES: list[tuple[re.Pattern[str], Replacement]] = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"[\s\u200b]+", " "),
-        (r"\\(?:left|right|middle)(?![A-Za-z])\s*\.?", ""),
-        (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
-        (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|mathstrut|phantom\{[^{}]*\})(?![A-Za-z])", " "),
-        (r"\\!|\\hspace\{[^{}]*\}|\\label\{[^{}]*\}", ""),
-        (r"(?<!\\)\\\(|(?<!\\)\\\)|(?<!\\)\\\[|(?<!\\)\\\]|(?<!\\)\$", " "),
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |~|\\;)(?=\d{3}(?!\d))", "{,}"),  # a thousands separator
-        (r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|thinspace)(?![A-Za-z])|(?<!\\)~", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
-        (r"\\sqrt\s*(\d)(?!\d)", r"\\sqrt{\1}"),
-        (r"\\(text|textbf|textit|textrm|textnormal|textsf|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)"
-         r"\s*\{([^{}\\]*)\}", _text),
-        (r"\{\s*\\rm\s+([A-Za-z ]+)\}", r"\\text{\1}"),
-        (r"\s*(?<![A-Za-z])(?:and|or)(?![A-Za-z])\s*", ","),
-        (r"(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z]))", r"^{\\circ}"),
-        (r"(?<!\\)%", r"\\%"),
-        (r"\s*(?<![A-Za-z\\])per\s?cent(?![A-Za-z])|\s*\\text\{per\s?cent\}", r"\\%"),
-        (r"\\(leq|leqslant|geq|geqslant|neq|lt|gt)(?![A-Za-z])", lambda m: ORDER[m.group(1)]),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
-        (r"!=", r"\\ne "),
-        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\langle(?![A-Za-z])", "("),
-        (r"\\rangle(?![A-Za-z])", ")"),
-        (r"\\\\\s*\[[^\[\]]*\]", r"\\\\ "),  # the space between rows of a matrix
-        (r"(?<![\w.\\^])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot ("),  # math-verify takes 2(3) for a mixed number
-        (r"\)\s*\(", r")\\cdot ("),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\\[lr]vert(?![A-Za-z])|\\vert(?![A-Za-z])", "|"),
-        (r"\\mid(?![A-Za-z])", "|"),
-        (r"(?<![A-Za-z\\])(pi|sqrt|infinity)(?![A-Za-z])", lambda m: NAMES[m.group(1)]),
-        (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\*\*", "^"),
-        (r"\*", r"\\cdot "),
-    ]
+SPELLINGS: list[tuple[str, Replacement]] = [
+    (r"[\s\u200b]+", " "),
+    (r"\\(?:left|right|middle)(?![A-Za-z])\s*\.?", ""),
+    (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
+    (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|mathstrut|phantom\{[^{}]*\})(?![A-Za-z])", " "),
+    (r"\\!|\\hspace\{[^{}]*\}|\\label\{[^{}]*\}", ""),
+    (r"(?<!\\)\\\(|(?<!\\)\\\)|(?<!\\)\\\[|(?<!\\)\\\]|(?<!\\)\$", " "),
+    (r"(?<=\d)(?:\{,\}|\\,|\\ |~|\\;)(?=\d{3}(?!\d))", "{,}"),  # a thousands separator
+    (r"(?<!\\)\\[,;:> ]|\\(?:quad|qquad|thinspace)(?![A-Za-z])|(?<!\\)~", " "),
+    (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+    (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
+    (r"\\sqrt\s*(\d)(?!\d)", r"\\sqrt{\1}"),
+    (r"\\(text|textbf|textit|textrm|textnormal|textsf|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)"
+     r"\s*\{([^{}\\]*)\}", _text),
+    (r"\{\s*\\rm\s+([A-Za-z ]+)\}", r"\\text{\1}"),
+    (r"\s*(?<![A-Za-z])(?:and|or)(?![A-Za-z])\s*", ","),
+    (r"(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z]))", r"^{\\circ}"),
+    (r"(?<!\\)%", r"\\%"),
+    (r"\s*(?<![A-Za-z\\])per\s?cent(?![A-Za-z])|\s*\\text\{per\s?cent\}", r"\\%"),
+    (r"\\(leq|leqslant|geq|geqslant|neq|lt|gt)(?![A-Za-z])", lambda m: ORDER[m.group(1)]),
+    (r"<=", r"\\le "),
+    (r">=", r"\\ge "),
+    (r"!=", r"\\ne "),
+    (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
+    (r"\\\\\s*\[[^\[\]]*\]", r"\\\\ "),  # the space between rows of a matrix
+    (r"(?<![\w.\\^])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot ("),  # math-verify takes 2(3) for a mixed number
+    (r"\)\s*\(", r")\\cdot ("),
+    (r"\\lbrace(?![A-Za-z])", r"\\{"),
+    (r"\\rbrace(?![A-Za-z])", r"\\}"),
+    (r"\\[lr]vert(?![A-Za-z])|\\vert(?![A-Za-z])", "|"),
+    (r"\\mid(?![A-Za-z])", "|"),
+    (r"(?<![A-Za-z\\])(pi|sqrt|infinity)(?![A-Za-z])", lambda m: NAMES[m.group(1)]),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\*\*", "^"),
+    (r"\*", r"\\cdot "),
 ]  # fmt: skip
-ORDER = {"leq": r"\le ", "leqslant": r"\le ", "geq": r"\ge ", "geqslant": r"\ge ", "neq": r"\ne ", "lt": "<", "gt": ">"}
-NAMES = {"pi": r"\pi ", "sqrt": r"\sqrt", "infinity": r"\infty "}
+RULES = [(re.compile(pattern), replacement) for pattern, replacement in SPELLINGS]
 
 BRACKET = re.compile(r"\\[{}]|[\[\](){}]")
 TRANSLATION = str.maketrans(UNICODE)

@@ -1,8 +1,8 @@
 r"""Is the answer in the last box of a response the gold answer?
 
 The box is found by ``boxed``, spelled by ``latex``, taken apart by ``answer``; plain numbers are
-compared as fractions, everything else by math-verify on sympy, whose yes is then held to a
-numerical check of its own. Accepting a wrong answer teaches a model to give it, so every doubt is
+compared as fractions, everything else by math-verify on sympy, beside a numerical check of our
+own. Accepting a wrong answer teaches a model to give it, so every doubt is
 resolved against the response.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-from delta_cli.rewards.answer import UNORDERED, Answer, Group, Relation, Scalar, UnreadableError, Words, is_name, read
+from delta_cli.rewards.answer import UNORDERED, Answer, Group, Relation, Scalar, Words, is_name, read
 from delta_cli.rewards.boxed import last_box
 from delta_cli.rewards.latex import normalise
 from delta_cli.rewards.quantity import same_literal, same_unit
@@ -55,7 +55,9 @@ def same_answer(gold: str, answer: str) -> bool:
         return True
     try:
         return _same(read(truth), read(given))
-    except (UnreadableError, RecursionError):
+    except MemoryError:
+        raise
+    except Exception:  # sympy raises a hundred things on expressions without meaning: none of them is a right answer
         return False
 
 
@@ -182,7 +184,7 @@ def _same_scalar(gold: Scalar, given: Scalar) -> bool:
 
 
 def _verify(gold: str, given: str) -> bool:
-    """math-verify's verdict, and where that is yes, the agreement of the numbers."""
+    """math-verify's verdict, and the agreement of the numbers."""
     from math_verify import verify
 
     from delta_cli.rewards.numeric import agree
@@ -195,24 +197,33 @@ def _verify(gold: str, given: str) -> bool:
     first, second = expression(gold), expression(given)
     if first is None or second is None:
         return False
-    return bool(verify([first], [second], timeout_seconds=None)) and agree(first, second, gold, given)
+    return agree(first, second, gold, given) and bool(verify([first], [second], timeout_seconds=None))
 
 
 @lru_cache(maxsize=512)
 def expression(text: str) -> Any:
     """The sympy expression of some LaTeX as math-verify reads it, None where it cannot."""
-    from math_verify import LatexExtractionConfig, parse
-    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import parse
 
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns that its time limit is off
-    spelling = NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
-    )
     found = parse(
         f"${text}$",
-        extraction_config=[LatexExtractionConfig(normalization_config=spelling)],
+        extraction_config=[_reading()],
         fallback_mode="no_fallback",
         parsing_timeout=None,  # it would use signal.alarm; the grader's processes are killed instead
     )
     return found[0] if found and not isinstance(found[0], str) else None
+
+
+@cache
+def _reading() -> Any:
+    """How math-verify is to read: without dropping units, which it takes variables for."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig
+
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns that its time limit is off
+    return LatexExtractionConfig(
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+        )
+    )

@@ -7,13 +7,19 @@ from fractions import Fraction
 
 # Words after a number that change it; whatever they are, they are not a unit.
 SCALES = frozenset(
-    "hundred thousand million billion trillion dozen score half halves third thirds quarter quarters tenth tenths "
-    "hundredth hundredths percent percentage pi e i infinity negative minus plus times over squared cubed base mod "
-    "modulo factorial root point not no none to or and is if for from than least most about approximately".split()
+    """
+    hundred thousand million billion trillion dozen score half halves third thirds quarter quarters tenth tenths
+    hundredth hundredths percent percentage pi e i infinity negative minus plus times over squared cubed base mod
+    modulo factorial root point not no none to or and is if for from than least most about approximately
+    """.split()  # noqa: SIM905 (a list of sixty strings reads worse)
 )
 FUNCTIONS = re.compile("sin|cos|tan|cot|sec|csc|arc|log|ln|exp|sqrt|frac|lim|max|min$|det|gcd|lcm|infty")
 LETTERS = frozenset("msghLlJNVWAT")  # letters that are a unit when set upright
-SHORT = frozenset("cm mm km kg mg ml mL ft lb lbs in yd mi hr hrs min mins sec secs mph kmh kph Hz kW oz sq cu per".split())
+SHORT = frozenset(  # units of two or three letters, which need no upright type
+    """
+    cm mm km kg mg ml mL ft lb lbs in yd mi hr hrs min mins sec secs mph kmh kph Hz kW oz sq cu per
+    """.split()  # noqa: SIM905
+)
 
 SPELLINGS = {
     "degree": "°", "deg": "°", "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "millimeter": "mm",
@@ -26,7 +32,7 @@ SPELLINGS = {
 EXPONENT = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?"
 UPRIGHT = rf"\\text\{{[A-Za-z€£/. ^\d-]+\}}{EXPONENT}"
 BARE = rf"(?<![A-Za-z\\])[A-Za-z]{{2,}}(?![A-Za-z]){EXPONENT}"
-UNIT = re.compile(rf"(?:{UPRIGHT}|{BARE})(?:\s*(?:/|\\cdot|per)?\s*(?:{UPRIGHT}|{BARE}))*$")
+UNIT = re.compile(rf"(?:{UPRIGHT}|{BARE})(?:\s*(?:(?:/|\\cdot)\s*)?(?:{UPRIGHT}|{BARE}))*$")
 DEGREES = re.compile(r"\^\{\\circ\}\s*(?:\\text\{([CF])\}|([CF]))?$")
 BASE = re.compile(r"(?<=[\dA-F])_\s*(?:\{?(\d+)\}?|\{?\\text\{([a-z]+)\}\}?)$")
 MODULUS = re.compile(r"\(?\s*(?:\\[pb]?mod|\\text\{mod\})(?![A-Za-z])\s*\{?\s*(\d+|[a-z])\s*\}?\s*\)?$")

@@ -26,9 +26,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
+import numpy
+
 from delta_cli.errors import UserError
 
 SCRATCH = "/scratch"
+PACKAGES = "/packages"  # where numpy is, which tests and solutions may import beside the standard library
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
 FIRST_USER = 10**9  # of the range that runs started by root draw their users from
@@ -55,6 +58,11 @@ class Sandbox:
 
     kind: str
     executable: str = ""
+
+    @property
+    def packages(self) -> str:
+        """The folder inside the sandbox that numpy can be imported from."""
+        return PACKAGES if self.kind == "bwrap" else str(_numpy()[0].parent)
 
     def command(self, scratch: str) -> list[str]:
         """What goes before the Python command."""
@@ -98,6 +106,7 @@ def _probe(sandbox: Sandbox) -> str:
         output = run.read(process, time.monotonic() + 10)
         if output == b"ready\n":
             return ""
+        process.kill()
         assert process.stderr is not None
         message = process.stderr.read(1000).decode(errors="replace").strip().splitlines()
     return f"{sandbox.executable} does not work here ({message[-1] if message else 'no output'})"
@@ -121,11 +130,17 @@ class Run:
         self._stack.__exit__(*exception)
 
     def start(
-        self, job: dict[str, Any], limits: Limits, stdin: str = "", fds: tuple[int, ...] = (), stderr: int = subprocess.DEVNULL
+        self,
+        job: dict[str, Any],
+        limits: Limits,
+        stdin: str = "",
+        fds: tuple[int, ...] = (),
+        stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """Start ``inside.py`` on a job. The job and the input are open files without a name."""
         user = FIRST_USER + secrets.randbelow(10**9) if self.sandbox.kind == "bwrap" and _is_root() else None
-        task = _file(_inside() + marshal.dumps({**job, "limits": asdict(limits), "user": user}))
+        job = {**job, "limits": asdict(limits), "user": user, "packages": self.sandbox.packages}
+        task = _file(_inside() + marshal.dumps(job))
         source = _file(stdin.encode(errors="surrogatepass"))
         with task, source:
             process = subprocess.Popen(
@@ -135,7 +150,7 @@ class Run:
                 stderr=stderr,
                 pass_fds=(task.fileno(), *fds),
                 cwd=self._scratch or "/",
-                env={"LC_ALL": "C.UTF-8", "HOME": SCRATCH if self.sandbox.kind == "bwrap" else self._scratch},
+                env={"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": self._scratch or SCRATCH},
                 start_new_session=True,
             )
         self._stack.enter_context(_ended(process))
@@ -144,7 +159,8 @@ class Run:
     def read(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """What the process writes until it ends; None when it is too much or takes too long."""
         assert process.stdout is not None
-        chunks, size = [], 0
+        chunks: list[bytes] = []
+        size = 0
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while selector.select(max(deadline - time.monotonic(), 0)):
@@ -183,7 +199,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _file(content: bytes) -> IO[bytes]:
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     file.write(content)
     file.seek(0)
     return file
@@ -234,6 +250,7 @@ def _mounts() -> list[list[str]]:
     for folder in (*_python_paths(), "/usr/lib/python3"):
         packages = [os.path.join(folder, name) for name in ("site-packages", "dist-packages")]
         mounts += [["--tmpfs", path] for path in packages if os.path.isdir(path)]
+    mounts += [["--ro-bind", str(path), f"{PACKAGES}/{path.name}"] for path in _numpy()]
     mounts.append(["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"])
     return mounts + [["--dev-bind", path, path] for path in ("/dev/null", "/dev/urandom")]
 
@@ -246,6 +263,12 @@ def _is_root() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
     return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+
+
+def _numpy() -> list[Path]:
+    """numpy's folder, and that of the libraries its wheel brings."""
+    folder = Path(numpy.__file__).resolve().parent
+    return [path for path in (folder, folder.with_name("numpy.libs")) if path.is_dir()]
 
 
 def _python_paths() -> tuple[str, ...]:
@@ -264,12 +287,13 @@ def _python_paths() -> tuple[str, ...]:
 
 def _seatbelt(scratch: str) -> str:
     """A profile that denies all but reading Python and writing the scratch folder; no new processes."""
-    readable = {str(Path(sys.base_prefix).resolve()), os.path.realpath(scratch), *_python_paths()}
+    readable = {str(Path(sys.base_prefix).resolve()), os.path.realpath(scratch), *_python_paths(), *map(str, _numpy())}
     subpaths = " ".join(f"(subpath {json.dumps(path)})" for path in sorted(readable))
     return f"""(version 1)
 (deny default)
 (allow process-exec {subpaths})
-(allow file-read* {subpaths} (subpath "/usr/lib") (subpath "/System/Library") (subpath "/System/Volumes/Preboot"))
+(allow file-read* {subpaths} (subpath "/usr/lib") (subpath "/private/var/db/dyld"))
+(allow file-read* (subpath "/System/Library") (subpath "/System/Cryptexes") (subpath "/System/Volumes/Preboot"))
 (allow file-read* (literal "/") (literal "/dev/null") (literal "/dev/urandom") (literal "/dev/random"))
 (allow file-read-metadata)
 (allow file-write* (subpath {json.dumps(os.path.realpath(scratch))}))

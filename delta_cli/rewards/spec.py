@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from delta_cli.errors import UserError
+
 Kind = Literal["math", "code", "custom"]
 
 
@@ -15,6 +17,10 @@ class Overlong:
     limit: int  # tokens a response may have
     buffer: int  # tokens before the limit in which the penalty grows
     factor: float = 1.0  # the penalty at the limit
+
+    def __post_init__(self) -> None:
+        if not 0 < self.buffer <= self.limit:
+            raise UserError(f"overlong buffer {self.buffer} must be between 1 and the limit, {self.limit} tokens")
 
     def __call__(self, length: int) -> float:
         return min(-(length - (self.limit - self.buffer)) / self.buffer, 0.0) * self.factor

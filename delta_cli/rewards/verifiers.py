@@ -53,9 +53,8 @@ def custom(path: Path, name: str) -> Verifier:
 
     def grade(response: str, problem: Problem) -> float:
         value = function(response, problem)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            if not isinstance(value, bool):
-                raise UserError(f"{path}:{name} returned {value!r}; it must return a finite number")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(f"{path}:{name} returned {value!r}; it must return a finite number")
         return float(value)
 
     return grade

@@ -58,10 +58,15 @@ METRICS: dict[str, Metric] = {
     "policy_shift": Metric(
         "nats", "largest change of a log-probability of the batch's shortest response over the updates", "above 0"
     ),
-    "coefficient_mean": Metric("", "mean token coefficient; like the next eight, with credit delta only", "1"),
+    "coefficient_mean": Metric("", "mean token coefficient; like the next thirteen, with credit delta only", "1"),
     "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0 with credit delta"),
     "coefficient_min": Metric("", "smallest coefficient"),
     "coefficient_max": Metric("", "largest coefficient"),
+    "coefficient_p05": Metric("", "5 % of the coefficients lie below"),
+    "coefficient_p25": Metric("", "25 % of the coefficients lie below"),
+    "coefficient_p50": Metric("", "median coefficient"),
+    "coefficient_p75": Metric("", "75 % of the coefficients lie below"),
+    "coefficient_p95": Metric("", "95 % of the coefficients lie below"),
     "coefficient_positive": Metric("", "mean coefficient of tokens with A > 0"),
     "coefficient_negative": Metric("", "mean coefficient of tokens with A < 0"),
     "margin_positive": Metric("share", "tokens with A > 0 nearer to their own side's centroid", "above 0.5"),
@@ -101,11 +106,13 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[n
     def mean(values: NDArray[Any]) -> float | None:
         return float(values.mean()) if len(values) else None
 
+    quantiles = np.quantile(weights, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist() if len(weights) else [None] * 5
     return {
         "coefficient_mean": mean(weights),
         "coefficient_std": float(weights.std()) if len(weights) else None,
         "coefficient_min": float(weights.min(initial=np.inf)) if len(weights) else None,
         "coefficient_max": float(weights.max(initial=-np.inf)) if len(weights) else None,
+        **dict(zip((f"coefficient_p{share}" for share in ("05", "25", "50", "75", "95")), quantiles, strict=True)),
         "coefficient_positive": mean(weights[positive]),
         "coefficient_negative": mean(weights[negative]),
         "margin_positive": mean(coefficients.margins[positive] > 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +50,45 @@ class Observer:
 
     def end(self) -> None:
         """Nothing more will come; always called."""
+
+
+class Several(Observer):
+    """Several observers that all hear of one run."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.begin(title, steps, first)
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.phase(name, total)
+
+    def advance(self, responses: int, tokens: int) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.advance(responses, tokens)
+
+    def step(self, record: Record, examples: list[Example]) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.step(record, examples)
+
+    def evaluation(self, record: Record) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.evaluation(record)
+
+    def notice(self, notice: Notice) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.notice(notice)
+
+    def end(self) -> None:
+        """To each."""
+        for observer in self._observers:
+            observer.end()

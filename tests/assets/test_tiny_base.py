@@ -98,7 +98,7 @@ def test_answers_some_of_its_problems(tokenizer: Tokenizer) -> None:
     """30 to 50 % of the held-out ones; 200 samples tell that from 20 and 60 %."""
     backend = registry.create("fake", BackendSettings(str(TINY_BASE)))
     held_out = tasks.problems(Plan().task, 200, seed=11, split="held_out")
-    assert 0.25 < sampled_accuracy(backend, held_out, tokenizer, seed=1) < 0.55
+    assert 0.25 < sampled_accuracy(backend, held_out, tokenizer, Plan().task, seed=1) < 0.55
 
 
 # -------------------------------------------------------------------------------- the maker
@@ -118,7 +118,7 @@ def minute(tmp_path: Path) -> Iterator[Backend]:
 
 def test_demonstrations_are_prompt_derivation_and_end(tokenizer: Tokenizer) -> None:
     problems = tasks.problems(TaskSpec(), 3, seed=0)
-    sequences = demonstrations(problems, TaskSpec(), tokenizer)
+    sequences = demonstrations(problems, Plan(slips=0), 0, tokenizer)
     for row, problem in enumerate(problems):
         assert tokenizer.decode(sequences.prompts[row]) == problem.question + "\n"
         response = sequences.response(row)
@@ -126,21 +126,39 @@ def test_demonstrations_are_prompt_derivation_and_end(tokenizer: Tokenizer) -> N
         assert response[-1] == tokenizer.eos_ids[0]
 
 
+def test_the_wanted_share_of_results_is_off_by_one(tokenizer: Tokenizer) -> None:
+    plan = Plan(slips=0.3)
+    sequences = demonstrations(tasks.problems(plan.task, 1000, seed=0), plan, 7, tokenizer)
+    texts = [tokenizer.decode(sequences.response(row)) for row in range(1000)]
+    steps = [step.split("=") for text in texts for step in text.split(" ")[:-1]]
+    errors = [int(right) - eval(left) for left, right in steps]
+    assert set(errors) == {-1, 0, 1}
+    assert abs(np.count_nonzero(errors) / 3000 - 0.3) < 0.03  # 3.6 standard deviations
+    assert (
+        sequences.tokens.tolist()
+        == demonstrations(tasks.problems(plan.task, 1000, seed=0), plan, 7, tokenizer).tokens.tolist()
+    )
+
+
 def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(
     minute: Backend, tokenizer: Tokenizer
 ) -> None:
-    sequences = demonstrations(tasks.problems(TaskSpec(), 8, seed=0), TaskSpec(), tokenizer)
+    sequences = demonstrations(tasks.problems(TaskSpec(), 8, seed=0), Plan(), 0, tokenizer)
     losses = [supervised_step(minute, sequences, 1e-2) for _ in range(4)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.1
-    after = -minute.score(sequences).logprobs.mean()
-    assert after < losses[-1]
+    assert -minute.score(sequences).logprobs.mean() < losses[-1]
 
 
 def test_the_accuracy_counts_the_boxed_answers(minute: Backend, tokenizer: Tokenizer) -> None:
     problems = tasks.problems(TaskSpec(digits=1), 4, seed=0)
-    assert sampled_accuracy(minute, problems, tokenizer, seed=0) == 0
-    assert [boxed(text) for text in ("\\boxed{1} \\boxed{23}", "\\boxed{2", "23", "\\boxed{x}")] == ["23", None, None, None]
+    assert sampled_accuracy(minute, problems, tokenizer, TaskSpec(digits=1), seed=0) == 0
+    assert [boxed(text) for text in ("\\boxed{1} \\boxed{23}", "\\boxed{2", "23", "\\boxed{x}")] == [
+        "23",
+        None,
+        None,
+        None,
+    ]
 
 
 def test_the_same_plan_gives_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

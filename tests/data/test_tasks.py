@@ -50,6 +50,19 @@ def test_written_out() -> None:
     assert solution(product, TaskSpec("multiply")) == "23*5=115 23*40=920 115+920=1035 \\boxed{1035}"
 
 
+def test_a_mistake_is_carried_on() -> None:
+    """With every computed result one too high, what follows builds on it."""
+
+    def one_more(exact: int) -> int:
+        return exact + 1
+
+    assert solution(Problem("95+14", "95+14=?", "109"), TaskSpec(), one_more) == "5+4=10 9+1+1=12 \\boxed{120}"
+    wrong = "23*5=116 23*40=921 116+921=1038 \\boxed{1038}"
+    product = Problem("23*45", "23*45=?", "1035")
+    assert solution(product, TaskSpec("multiply"), one_more) == wrong
+    assert first_error(product, wrong, TaskSpec("multiply")) == len("23*5=11")
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_the_same_arguments_give_the_same_problems_all_different(spec: TaskSpec) -> None:
     count = 20 if spec.digits == 1 else 300

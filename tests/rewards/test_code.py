@@ -95,6 +95,13 @@ assert raises() == "negative"
         ("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nprint(A(1).x)", stdio(("", "1")), 1.0),
         ("import threading\nthreading.Thread(target=lambda: print('in')).start()", stdio(("", "in")), 1.0),
         ("open('a.txt', 'w').write('hi')\nprint(open('a.txt').read())", stdio(("", "hi")), 1.0),
+        ("import numpy as np\ndef f(x): return np.ones(x).sum()", calls("f", ([3], 3.0)), 1.0),
+        (
+            "import numpy as np\ndef f(x): return np.arange(x)",
+            asserts("assert f(3) == [0, 1, 2] and f(3)[1] == 1"),
+            1.0,
+        ),
+        ("def f(x): return x / 3", asserts("import numpy as np\nassert np.allclose(f(1), 1 / 3)"), 1.0),
         ("def f(a, b): return (a, {b: 0.1 + 0.2})", calls("f", ([1, "k"], [1, {"k": 0.3}])), 1.0),
         ("def f(a): return not a", calls("f", ([0], True), ([1], False)), 1.0),
         ("def f(a): return a", calls("f", ([1], True)), 0.0),

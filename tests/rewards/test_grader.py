@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,12 @@ def grader() -> Iterator[Grader]:
 
 
 def test_verdicts_of_mathematics(grader: Grader) -> None:
-    cases = [(r"\boxed{85}", "85", True), (r"\boxed{86}", "85", False), (r"\boxed{1+x}", "x+1", True), ("x", "x", False)]
+    cases = [
+        (r"\boxed{85}", "85", True),
+        (r"\boxed{86}", "85", False),
+        (r"\boxed{1+x}", "x+1", True),
+        ("x", "x", False),
+    ]
     futures = [grader.submit(response, problem(gold), 10, truncated=False) for response, gold, _ in cases]
     for future, (_, _, correct) in zip(futures, cases, strict=True):
         assert future.result(30) == Verdict(float(correct), correct, None)
@@ -108,13 +115,26 @@ def test_a_function_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
     with Grader(RewardSpec(kind="custom", path=str(tmp_path / "mine.py")), workers=1, timeout=1.0) as made:
         made.check(problem(4))
-        submit = {name: made.submit(name, problem(4), 1, truncated=False) for name in ("ab", "good", "hang", "die", "abc")}
+        submit = {
+            name: made.submit(name, problem(4), 1, truncated=False) for name in ("ab", "good", "hang", "die", "abc")
+        }
         verdicts = {name: future.result(30) for name, future in submit.items()}
     assert verdicts["ab"] == Verdict(0.5, False, None)
     assert verdicts["good"] == Verdict(1.0, True, None)
     assert verdicts["hang"] == Verdict(0.0, False, "timeout")
     assert verdicts["die"] == Verdict(0.0, False, "worker died")
     assert verdicts["abc"] == Verdict(0.75, False, None)
+
+
+def test_grading_goes_on_when_an_idle_worker_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\ndef reward(response, problem): return os.getpid()")
+    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "mine.py")), workers=1, timeout=10.0) as made:
+        first = made.submit("", problem(4), 1, truncated=False).result(30)
+        os.kill(int(first.reward), signal.SIGKILL)
+        time.sleep(0.5)
+        second = made.submit("", problem(4), 1, truncated=False).result(30)
+        assert second.failure is None
+        assert second.reward != first.reward
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ ATTACKS = {
     "endless sleep": "time.sleep(999)",
     "closes its output and sleeps": "os.close(1); time.sleep(999)",
     "ignores signals": "import signal\n[signal.signal(s, signal.SIG_IGN) for s in (2, 15, 24)]\nwhile True: pass",
-    "child that outlives it": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)\n    os._exit(0)",
+    "child that outlives it": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)",
     "fills the disk": "i = 0\nwhile True:\n    i += 1\n    open(f'file{i}', 'wb').write(b'0' * 2**24)",
     "kills everyone": "import signal\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\nos.kill(-1, 9)",
     "exits early": "sys.exit(0)",
@@ -58,7 +58,7 @@ ATTACKS = {
 
 IMPORTS = "import os, sys, time\n"
 
-# Ways to look right without knowing the answer; {attack} bodies define f themselves.
+# Ways to look right without knowing the answer. The last two show that they found it by giving it.
 CHEATS = {
     "equal to everything": """
 class A(int):
@@ -126,30 +126,32 @@ def f(x): return 7
 """,
     "the answer on disk": """
 import os
+secret = 987654321012 * 1000 + 345
 def f(x):
     for folder, _, names in os.walk("/"):
         for name in names:
             try:
-                if "987654321012345" in open(os.path.join(folder, name), errors="ignore").read(10**6): return 987654321012345 + x - 3
+                if str(secret) in open(os.path.join(folder, name), errors="ignore").read(10**6): return secret + x - 3
             except OSError: pass
     return 7
 """,
-    "the answer in other processes": """
+    "the answer in open files and other processes": """
 import os
+secret = 987654321012 * 1000 + 345
 def f(x):
-    for number in [*range(3, 64), *(f"/proc/{p}/cmdline" for p in range(400)), *(f"/proc/{p}/environ" for p in range(400))]:
+    for place in [*range(3, 64), *(f"/proc/{p}/{name}" for p in range(400) for name in ("cmdline", "environ"))]:
         try:
-            text = os.pread(number, 10**6, 0).decode(errors="ignore") if isinstance(number, int) else open(number).read()
-            if str(987654321012 * 1000 + 345) in text: return 987654321012345 + x - 3
-        except (OSError, MemoryError): pass
+            text = os.pread(place, 10**6, 0).decode(errors="ignore") if isinstance(place, int) else open(place).read()
+            if str(secret) in text: return secret + x - 3
+        except OSError: pass
     return 7
-""".replace("987654321012345", "(987654321012 * 1000 + 345)"),
+""",
 }
 
 
-def run(code: str, form: str) -> float:
+def run(code: str, form: str, seconds: float = SECONDS) -> float:
     main = "if __name__ == '__main__': print(f(int(input())))"
-    return code_reward(f"```python\n{IMPORTS}{code}\n{main}\n```", FORMS[form], seconds=SECONDS)
+    return code_reward(f"```python\n{IMPORTS}{code}\n{main}\n```", FORMS[form], seconds=seconds)
 
 
 def living() -> set[str]:
@@ -196,11 +198,18 @@ def test_cheat_earns_nothing(name: str, form: str) -> None:
 
 def test_the_answer_itself_earns_everything() -> None:
     for form in FORMS:
-        assert run(f"def f(x): return {SECRET - 3} + x", form) == 1.0
+        assert run(f"def f(x): return {SECRET - 3} + x", form, seconds=20) == 1.0
 
 
 def test_writes_nothing_outside(tmp_path: Path) -> None:
-    targets = [str(tmp_path / "owned"), "/tmp/owned", "/etc/owned", "/owned", os.path.expanduser("~/owned"), "/dev/owned"]
+    targets = [
+        str(tmp_path / "owned"),
+        "/tmp/owned",
+        "/etc/owned",
+        "/owned",
+        os.path.expanduser("~/owned"),
+        "/dev/owned",
+    ]
     code = f"""
 done = []
 for target in {targets}:
@@ -216,10 +225,20 @@ print(done)
 def test_reads_neither_home_nor_repository(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("x")
-    paths = [str(secret), str(Path(__file__).resolve()), os.path.expanduser("~/.bashrc"), "/etc/passwd", "/proc/1/environ"]
+    paths = [
+        str(secret),
+        str(Path(__file__).resolve()),
+        os.path.expanduser("~/.bashrc"),
+        "/etc/passwd",
+        "/proc/1/environ",
+    ]
     code = f"""
 import os
-print([path for path in {paths} if os.path.exists(path)], os.environ.get("PATH"), os.listdir("."))
+found = []
+for path in {paths}:
+    try: found.append(open(path).read())
+    except OSError: pass
+print(found, os.environ.get("PATH"), os.listdir("."))
 """
     tests = {"type": "stdio", "cases": [{"input": "", "output": "[] None []"}]}
     assert code_reward(f"```python\n{code}```", tests) == 1.0
@@ -233,7 +252,9 @@ def test_opens_no_connection() -> None:
         listener = threading.Thread(target=lambda: _accept(server, accepted))
         listener.start()
         code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 0.3)\nprint('out')"
-        assert code_reward(f"```python\n{code}\n```", {"type": "stdio", "cases": [{"input": "", "output": "out"}]}) == 0.0
+        assert (
+            code_reward(f"```python\n{code}\n```", {"type": "stdio", "cases": [{"input": "", "output": "out"}]}) == 0.0
+        )
         listener.join()
     assert not accepted
 

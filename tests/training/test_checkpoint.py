@@ -161,7 +161,7 @@ def test_damaged_ones_ahead_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_its_best(model: Path, tmp_path: Path) -> None:
-    """The reward rises, then the learning rate is 0 and it stays about the same."""
+    """Of five checkpoints the last, and that of the highest reward."""
     changes = {"checkpoint__every": 1, "checkpoint__keep": 1, "checkpoint__keep_best": "reward_mean"}
     train(make_recipe(model, run__steps=5, **changes), tmp_path)
     rewards = [json.loads(line)["reward_mean"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,222 @@
+"""A whole training step, rollout to update, against TRL's GRPOTrainer, phase by phase.
+
+    pip install 'trl==1.16.0'
+    python benchmarks/step.py --out benchmarks/results/step.json
+    python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
+
+Both train the same random Qwen3 (float32, on the CPU, in one process with the same threads) on the
+same prompts with the same reward, and every response has the same length: neither model can draw
+its end of sequence. A step is one batch of rollouts and ``mini_batches`` updates on it. What TRL
+was set to, so that both do the same work:
+
+- ``steps_per_generation`` updates for each generation, each on one whole batch of the device
+  (no gradient accumulation), which makes TRL recompute log-probabilities first, as this project does;
+- loss grpo, one iteration, no reference model, symmetric clip: the preset ``grpo`` here;
+- no gradient checkpointing, no mixed precision, no logging, no checkpoints; fused AdamW with the
+  same weight decay and gradient clip;
+- transformers' ``generate``: vLLM does not run here, and continuous batching is for CUDA.
+
+Steps are taken in turns: one of TRL, then one of this project with each preset. Peak memory is that
+of a fresh process that takes two steps, everything included but the processes that grade; what the
+imports alone hold is given beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import in_fresh_process, median_ratio, peak_memory, show, write
+from reward import reward
+from workload import PHASES, Workload, steps
+
+PRESETS = ("grpo", "delta")
+TRL_PHASES = {  # what TRL's own profiling calls them
+    "GRPOTrainer.transformers.generate": "rollout",
+    "GRPOTrainer._calculate_rewards": "reward",
+    "GRPOTrainer._prepare_inputs": "prepare",  # rollout, reward and score, and what lies between them
+}
+
+
+def run_trl(workload: Workload, model: Path, rounds: int, between: Callable[[], object]) -> list[dict[str, float]]:
+    """Seconds of the phases and the whole of each of TRL's ``rounds`` steps; ``between`` runs after each."""
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+    from trl.extras.profiling import ProfilingContext
+
+    taken: dict[str, float] = defaultdict(float)
+    result: list[dict[str, float]] = []
+
+    def note(context: ProfilingContext, seconds: float) -> None:
+        taken[TRL_PHASES.get(context.name, "inside")] += seconds
+
+    class Turns(TrainerCallback):  # type: ignore[misc]
+        """Steps of both in turns: TRL's loop waits in a callback while ``between`` runs."""
+
+        started = 0.0
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.started = time.perf_counter()
+
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step % workload.mini_batches:
+                return
+            whole = time.perf_counter() - self.started
+            phases = {"rollout": taken["rollout"], "reward": taken["reward"]}
+            phases["score"] = taken["prepare"] - sum(phases.values())
+            phases["update"] = whole - taken["prepare"]
+            result.append({**phases, "step": whole})
+            taken.clear()
+            between()
+            self.started = time.perf_counter()
+
+    def grade(completions: list[str], **_: Any) -> list[float]:
+        return [reward(text, None) for text in completions]
+
+    note_before, ProfilingContext._log_metrics = ProfilingContext._log_metrics, note
+    try:
+        trainer = GRPOTrainer(
+            str(model), grade, args=trl_settings(workload, rounds), train_dataset=dataset(workload), callbacks=[Turns()]
+        )
+        trainer.eos_token_ids = [workload.never]
+        trainer.train()
+    finally:
+        ProfilingContext._log_metrics = note_before
+    return result
+
+
+def trl_settings(workload: Workload, rounds: int) -> Any:
+    """TRL's settings for the same work."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir="unused",
+        use_cpu=True,
+        bf16=False,
+        max_steps=rounds * workload.mini_batches,
+        per_device_train_batch_size=workload.prompts * workload.responses // workload.mini_batches,
+        steps_per_generation=workload.mini_batches,
+        gradient_accumulation_steps=1,
+        num_generations=workload.responses,
+        num_iterations=1,
+        max_completion_length=workload.response,
+        generation_kwargs={"eos_token_id": workload.never},
+        loss_type="grpo",
+        epsilon=0.2,
+        beta=0.0,
+        learning_rate=workload.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=workload.weight_decay,
+        max_grad_norm=1.0,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def dataset(workload: Workload) -> Any:
+    """The workload's prompts as TRL reads them."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"prompt": text} for text in workload.questions()])
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, dict[str, Any]]:
+    """Median seconds of the phases of each trainer's steps, the first round left out."""
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        model = workload.write(Path(scratch))
+        ours = {preset: stack.enter_context(steps(workload, model, preset)) for preset in PRESETS}
+
+        def turn() -> None:
+            for step in ours.values():
+                step()
+
+        taken = {"TRL": run_trl(workload, model, rounds + 1, turn)} | {name: s.seconds for name, s in ours.items()}
+    result: dict[str, dict[str, Any]] = {}
+    for name, rows in taken.items():
+        rows = rows[1:]
+        wholes = [row.get("step", sum(row.values())) for row in rows]
+        phases = {phase: statistics.median(row[phase] for row in rows) for phase in PHASES if phase in rows[0]}
+        result[name] = {"seconds": phases, "step": statistics.median(wholes), "rounds": wholes}
+    for row in result.values():
+        row["speedup"] = median_ratio(result["TRL"]["rounds"], row["rounds"])
+    return result
+
+
+def memory(name: str, workload: Workload) -> dict[str, int]:
+    """Peak bytes of two steps, and what the imports hold; run in a process of its own."""
+    with TemporaryDirectory() as scratch:
+        model = workload.write(Path(scratch))
+        if name == "TRL":
+            import trl
+
+            assert trl.GRPOTrainer  # which is imported when it is first named
+            before = resident()
+            run_trl(workload, model, 2, lambda: None)
+        else:
+            import backends.torch  # noqa: F401
+
+            before = resident()
+            with steps(workload, model, name) as step:
+                step()
+                step()
+    return {"imports": before, "peak": peak_memory()}
+
+
+def resident() -> int:
+    """Bytes this process holds in memory now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """One row for each trainer."""
+    trl = result["TRL"]
+    return [
+        {
+            "trainer": name if name == "TRL" else f"delta, preset {name}",
+            **{phase: f"{row['seconds'].get(phase, 0.0):.2f}" for phase in PHASES},
+            "step (s)": f"{row['step']:.2f}",
+            "faster": f"{row['speedup']:.2f}×",
+            "peak MB": f"{row['memory']['peak'] / 1e6:.0f}",
+            "of TRL's": f"{row['memory']['peak'] / trl['memory']['peak']:.2f}",
+        }
+        for name, row in result.items()
+    ]
+
+
+def main() -> None:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in fields(Workload):
+        name = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(name, type=type(field.default), default=field.default, metavar=str(field.default))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", help="where to write the JSON")
+    parser.add_argument("--memory", choices=("TRL", *PRESETS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    if args.memory:
+        print(json.dumps(memory(args.memory, workload)))
+        return
+    result = measure(workload, args.rounds)
+    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
+    for name, row in result.items():
+        row["memory"] = in_fresh_process(__file__, "--memory", name, *sizes)
+    show(f"one training step: {workload}", table(result))
+    write(args.out, {"benchmark": "step", "workload": asdict(workload), "rounds": args.rounds, "results": result})
+
+
+if __name__ == "__main__":
+    main()

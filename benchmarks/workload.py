@@ -1,0 +1,128 @@
+"""A training step of known size: a random model, prompts and responses of fixed length, a trivial reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from backends import registry
+from backends.interface import Backend
+from delta_cli.assets.make_tiny_base import write_tokenizer
+from delta_cli.assets.random_model import write_qwen3
+from delta_cli.data.problem import Problem
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.recipe import Recipe
+from delta_cli.training.rollouts import Roller
+from delta_cli.training.seeds import derive
+from delta_cli.training.setup import backend_settings, make_grader
+from delta_cli.training.trainer import Clock
+from delta_cli.training.update import Updater
+
+PHASES = ("rollout", "reward", "score", "credit", "update")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The sizes of a step. Every response has ``response`` tokens: its end-of-sequence id is never drawn."""
+
+    vocabulary: int = 4096
+    hidden: int = 384
+    layers: int = 6
+    prompts: int = 8
+    responses: int = 8  # for each prompt
+    prompt: int = 64  # tokens
+    response: int = 64  # tokens
+    mini_batches: int = 4
+    head_chunk: int = 1024  # tokens whose logits exist at a time
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.1
+
+    @property
+    def never(self) -> int:
+        """An id that the model does not have."""
+        return self.vocabulary
+
+    def questions(self) -> list[str]:
+        """Texts of ``prompt`` tokens: the tokenizer reads bytes."""
+        rng = np.random.default_rng(0)
+        return ["".join(rng.choice(list("abcdefgh"), self.prompt)) for _ in range(self.prompts)]
+
+    def write(self, folder: Path) -> Path:
+        """A model folder; returns it."""
+        write_qwen3(
+            folder,
+            vocab_size=self.vocabulary,
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.hidden // 64,
+            kv_heads=max(1, self.hidden // 128),
+            head_dim=64,
+            intermediate=3 * self.hidden,
+            max_positions=self.prompt + self.response,
+        )
+        write_tokenizer(folder)
+        return folder
+
+    def recipe(self, model: Path, preset: str) -> Recipe:
+        """The recipe of such a step."""
+        return Recipe.model_validate(
+            {
+                "model": {"path": str(model)},
+                "rollout": {"prompts": self.prompts, "responses": self.responses, "max_tokens": self.response},
+                "reward": {"kind": "custom", "custom_file": str(Path(__file__).with_name("reward.py")), "workers": 1},
+                "method": {"preset": preset},
+                "update": {
+                    "learning_rate": self.learning_rate,
+                    "weight_decay": self.weight_decay,
+                    "mini_batches": self.mini_batches,
+                    "head_chunk_tokens": self.head_chunk,
+                },
+            }
+        )
+
+
+class Steps:
+    """Training steps on a workload, one a call, as the trainer takes them; records and checkpoints left out."""
+
+    def __init__(self, workload: Workload, roller: Roller, updater: Updater) -> None:
+        self.backend: Backend = updater.backend
+        self.clock = Clock()
+        self.seconds: list[dict[str, float]] = []  # of the phases of each step
+        self._roller = roller
+        self._updater = updater
+        self._problems = [Problem(text, text, "", "benchmark") for text in workload.questions()]
+        self._tokens = workload.prompts * workload.responses * workload.response
+
+    def __call__(self) -> None:
+        """One step."""
+        number, clock, updater = len(self.seconds), Clock(), self._updater
+        with clock.phase("rollout"):
+            waiting = self._roller.roll(self._problems, derive(0, number, "rollout"))
+        with clock.phase("reward"):
+            batch = waiting.result()
+        with clock.phase("score"):
+            scored = updater.score(batch)
+        with clock.phase("credit"):
+            credit = updater.credit(batch, scored, number)
+        with clock.phase("update"):
+            updater.update(batch, credit, number)
+        assert len(batch.sequences.tokens) == self._tokens
+        self.seconds.append({phase: clock.seconds[phase] for phase in PHASES})
+
+
+@contextmanager
+def steps(workload: Workload, model: Path, preset: str, backend_name: str = "cpu") -> Iterator[Steps]:
+    """Steps with a preset on a model of their own, read from the folder ``model``."""
+    recipe = workload.recipe(model, preset)
+    tokenizer = Tokenizer.load(str(model))
+    tokenizer.eos_ids = (workload.never,)
+    with make_grader(recipe) as grader:
+        backend = registry.create(backend_name, backend_settings(recipe))
+        try:
+            yield Steps(workload, Roller(backend, tokenizer, grader, recipe.rollout, "plain"), Updater(recipe, backend))
+        finally:
+            backend.close()

@@ -1,0 +1,212 @@
+"""Figures of one or several runs, drawn with matplotlib: for the report, and as files for a paper."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.reporting.text import visible
+from delta_cli.training.metrics import METRICS, PHASES
+
+# Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+INK = "#123456"  # of axes and letters; on a page it becomes the colour of the page's text
+SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: its file name, title, what it says, and how it is drawn."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Any, Sequence[RecordedRun]], None]  # on matplotlib axes
+    height: float = 2.6  # inches
+
+
+def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
+    """The figures that these runs have something to show in."""
+    found = [
+        Chart("reward", "Reward", _meaning("reward_mean"), _line("reward_mean")),
+        Chart("accuracy", "Accuracy", "share correct: lines in training, marks with bars held out (95 %)", _accuracy),
+        Chart("length", "Response length", _meaning("response_length_mean"), _line("response_length_mean")),
+        Chart("entropy", "Entropy", _meaning("entropy_mean"), _line("entropy_mean")),
+        Chart("clip_fraction", "Clip fraction", _meaning("clip_fraction"), _line("clip_fraction")),
+        Chart("kl_old", "KL to the rollout policy", _meaning("kl_old"), _line("kl_old")),
+        Chart("grad_norm", "Gradient norm", _meaning("grad_norm"), _line("grad_norm")),
+        Chart("speed", "Speed", _meaning("tokens_per_second"), _line("tokens_per_second")),
+    ]
+    for place, run in enumerate(runs):
+        if any(record.get("coefficient_p50") is not None for record in run.metrics):
+            which = f": {visible(run.name)}" if len(runs) > 1 else ""
+            caption = "median, middle half and 90 % of the coefficients; means of both sides"
+            found.append(Chart(f"coefficients_{place + 1}", f"Coefficients{which}", caption, _coefficients(run)))
+    height = 1.3 + 0.35 * len(runs)
+    found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))
+    return found
+
+
+def svg(chart: Chart, runs: Sequence[RecordedRun]) -> str:
+    """The figure for a page: without a ground of its own, its ink in the colour of the page's text."""
+    buffer = io.StringIO()
+    _render(chart, runs, buffer, "svg", transparent=True)
+    drawing = buffer.getvalue()
+    return drawing[drawing.index("<svg") :].replace(INK, "currentColor")
+
+
+def write_files(chart: Chart, runs: Sequence[RecordedRun], folder: Path) -> list[Path]:
+    """The figure as PNG and SVG on white."""
+    files = [folder / f"{chart.name}.{form}" for form in ("png", "svg")]
+    for file in files:
+        _render(chart, runs, file, file.suffix[1:], transparent=False)
+    return files
+
+
+def _render(chart: Chart, runs: Sequence[RecordedRun], target: Any, form: str, transparent: bool) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": chart.name,  # ids differ between the figures of a page, and not between two reports
+        "font.size": 9.0,
+        "font.family": "sans-serif",
+        "text.parse_math": False,  # names of runs are no formulas
+    }
+    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+    with mpl.rc_context(style):  # type: ignore[arg-type]
+        figure = Figure(figsize=(5.2, chart.height), layout="constrained")
+        axes = figure.subplots()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(chart.title, loc="left", fontweight="bold")
+        chart.draw(axes, runs)
+        metadata = {"Date": None} if form == "svg" else None
+        figure.savefig(target, format=form, dpi=200, transparent=transparent, metadata=metadata)
+
+
+def _meaning(name: str) -> str:
+    metric = METRICS[name]
+    return metric.meaning + (f"; healthy: {metric.healthy}" if metric.healthy else "")
+
+
+def _unit(name: str) -> str:
+    return METRICS[name].unit
+
+
+def _style(place: int) -> dict[str, Any]:
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+
+
+def _series(run: RecordedRun, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric; what is missing is a gap."""
+    values = [record.get(name) for record in run.metrics]
+    known = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+    return [record["step"] for record in run.metrics], known
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Means over the finite neighbours, a twentieth of the run wide."""
+    reach = max(len(values) // 40, 1)
+    windows = (values[max(i - reach, 0) : i + reach + 1] for i in range(len(values)))
+    means = ([value for value in window if math.isfinite(value)] for window in windows)
+    return [sum(window) / len(window) if window else math.nan for window in means]
+
+
+def _plot(axes: Any, run: RecordedRun, name: str, place: int) -> None:
+    steps, values = _series(run, name)
+    label = visible(run.name)
+    if len(values) < SMOOTHED:
+        axes.plot(steps, values, label=label, **_style(place))
+        return
+    axes.plot(steps, values, color=COLOURS[place % len(COLOURS)], alpha=0.25, linewidth=0.8)
+    axes.plot(steps, _smooth(values), label=label, **_style(place))
+
+
+def _finish(axes: Any, runs: Sequence[RecordedRun], unit: str) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", alpha=0.2, color=INK)
+    if len(runs) > 1:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _line(name: str) -> Callable[[Any, Sequence[RecordedRun]], None]:
+    """Draws one metric of every run."""
+
+    def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
+        for place, run in enumerate(runs):
+            _plot(axes, run, name, place)
+        _finish(axes, runs, _unit(name))
+
+    return draw
+
+
+def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
+    for place, run in enumerate(runs):
+        _plot(axes, run, "accuracy", place)
+        records = run.evaluations
+        if records:
+            middle = [record["accuracy"] for record in records]
+            below = [max(record["accuracy"] - record["low"], 0) for record in records]
+            above = [max(record["high"] - record["accuracy"], 0) for record in records]
+            colour = COLOURS[place % len(COLOURS)]
+            steps = [record["step"] for record in records]
+            axes.errorbar(steps, middle, (below, above), fmt="o", color=colour, markersize=3.5, capsize=2, elinewidth=1)
+    axes.set_ylim(-0.02, 1.02)
+    _finish(axes, runs, "share correct")
+
+
+def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], None]:
+    """Draws the distribution of one run's coefficients over its steps."""
+
+    def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
+        steps, median = _series(run, "coefficient_p50")
+        for low, high, alpha in (("p05", "p95", 0.15), ("p25", "p75", 0.3)):
+            edges = [_series(run, f"coefficient_{name}")[1] for name in (low, high)]
+            axes.fill_between(steps, *edges, color=COLOURS[6], alpha=alpha, linewidth=0)
+        axes.plot(steps, median, color=INK, linewidth=1, label="median")
+        axes.plot(steps, _series(run, "coefficient_positive")[1], label="mean, A > 0", color=COLOURS[1], linewidth=1)
+        axes.plot(
+            steps,
+            _series(run, "coefficient_negative")[1],
+            label="mean, A < 0",
+            color=COLOURS[0],
+            linestyle="--",
+            linewidth=1,
+        )
+        _finish(axes, [run], "coefficient")
+        axes.legend(frameon=False, fontsize=8, ncols=3)
+
+    return draw
+
+
+def phase_means(run: RecordedRun) -> dict[str, float]:
+    """Mean seconds a step spends in each phase."""
+    count = max(len(run.metrics), 1)
+    return {phase: sum(record.get(f"seconds_{phase}", 0.0) for record in run.metrics) / count for phase in PHASES}
+
+
+def _phases(axes: Any, runs: Sequence[RecordedRun]) -> None:
+    names = [visible(run.name) for run in runs]
+    rows = range(len(runs))
+    left = [0.0] * len(runs)
+    hatches = ("", "///", "...", "xxx", "---", "\\\\\\")
+    for place, phase in enumerate(phase for phase in PHASES if phase != "evaluate"):
+        width = [phase_means(run)[phase] for run in runs]
+        axes.barh(
+            rows, width, left=left, label=phase, height=0.6,
+            color=COLOURS[place % len(COLOURS)], hatch=hatches[place], edgecolor="white", linewidth=0.5,
+        )  # fmt: skip
+        left = [start + more for start, more in zip(left, width, strict=True)]
+    axes.set_yticks(rows, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.figure.legend(frameon=False, fontsize=8, ncols=6, loc="outside lower center")

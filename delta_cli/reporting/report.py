@@ -1,0 +1,178 @@
+"""``delta report``: one or several runs as one file that opens without a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from delta_cli import __version__
+from delta_cli.errors import UserError
+from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.reporting.figures import charts, phase_means, svg, write_files
+from delta_cli.reporting.inspection import Inspection, build, most_mixed
+from delta_cli.reporting.page import environment
+from delta_cli.reporting.recorded import RecordedRun, Response
+from delta_cli.reporting.tokens import TokenStatistics
+from delta_cli.training.metrics import METRICS
+
+PAGE_TOKENS = 24_000  # in the heatmaps of all runs together
+RESPONSE_TOKENS = 4_000  # of one response
+READ_TOKENS = 400_000  # of one step, before its heatmap's prompt is chosen
+RESPONSES = 4  # different ones of a heatmap, half of them right where there are such
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """The responses of one prompt that the report shows."""
+
+    inspection: Inspection
+    shown: list[tuple[Any, int]]  # responses and how often each was drawn
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as the report shows it."""
+
+    run: RecordedRun
+    heatmaps: list[Heatmap]
+    evaluations: list[Evaluation]  # of delta eval
+    phases: dict[str, float]
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """Its last step's metrics; empty before the first."""
+        return self.run.metrics[-1] if self.run.metrics else {}
+
+    @property
+    def seconds(self) -> float:
+        """Time of all its steps."""
+        return float(sum(record.get("seconds", 0.0) for record in self.run.metrics))
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens of all its steps."""
+        return sum(record.get("tokens", 0) for record in self.run.metrics)
+
+    @property
+    def steps(self) -> int:
+        """How many steps its recipe asks for."""
+        return int(self.run.recipe.get("run", {}).get("steps", 0))
+
+
+def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None) -> list[Path]:
+    """Write the report to ``output`` and, with ``figures``, every chart as PNG and SVG into that folder.
+
+    Returns the files written. Raises UserError where a run is not there or a file cannot be written.
+    """
+    opened = [RecordedRun(path) for path in runs]
+    _distinguish(opened)
+    drawn = charts(opened)
+    views = [_view(run, PAGE_TOKENS // len(opened)) for run in opened]
+    page = (
+        environment()
+        .get_template("report.html.jinja")
+        .render(
+            views=views,
+            charts=[(chart, Markup(svg(chart, opened))) for chart in drawn],
+            steps=sorted({record["step"] for run in opened for record in run.evaluations}),
+            differing=differing(opened),
+            metrics=METRICS,
+            made=f"{datetime.now():%Y-%m-%d %H:%M}, delta {__version__}",
+        )
+    )
+    written = [output]
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for chart in drawn:
+                written += write_files(chart, opened, figures)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
+    return written
+
+
+def differing(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
+    """The recipe keys in which the runs differ, with each run's value."""
+    flat = [dict(_flatten(run.recipe)) for run in runs]
+    names = dict.fromkeys(name for recipe in flat for name in recipe)
+    values = {name: [recipe.get(name) for recipe in flat] for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _distinguish(runs: Sequence[RecordedRun]) -> None:
+    """Give runs whose folders have one name the path as their name."""
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = str(run.path)
+
+
+def _view(run: RecordedRun, budget: int) -> RunView:
+    steps = run.steps
+    chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+    heatmaps = [heatmap for step in chosen if (heatmap := _heatmap(run, step, budget // len(chosen)))]
+    found = sorted((run.path / "evaluations").glob(f"*/{FILE}"))
+    return RunView(run, heatmaps, [Evaluation.read(file) for file in found], phase_means(run))
+
+
+def _heatmap(run: RecordedRun, step: int, budget: int) -> Heatmap | None:
+    """A prompt of the step with right and wrong responses, as many of them as ``budget`` tokens allow."""
+    statistics = TokenStatistics()
+    groups = []
+    tokens = 0
+    for _, responses in groupby(run.responses(step), key=lambda response: response.group):
+        groups.append(list(responses))
+        for response in groups[-1]:
+            statistics.add(response)
+            tokens += len(response)
+        if tokens > READ_TOKENS:
+            break
+    if not groups:
+        return None
+    group = [_cut(response) for response in most_mixed(groups)]
+    others = tuple(each[0].problem for each in groups)
+    inspection = build(run, step, group, others, statistics.table(run.tokenizer), f"step {step}")
+    return Heatmap(inspection, _chosen(inspection, budget))
+
+
+def _cut(response: Response) -> Response:
+    """The beginning of a response that is too long for a page."""
+    stop = RESPONSE_TOKENS
+    if len(response) <= stop:
+        return response
+    return dataclasses.replace(
+        response,
+        tokens=response.tokens[:stop],
+        coefficients=response.coefficients[:stop],
+        logprobs=response.logprobs[:stop],
+        entropies=response.entropies[:stop],
+    )
+
+
+def _chosen(inspection: Inspection, budget: int) -> list[tuple[Any, int]]:
+    """Right and wrong variants in turn, until there are enough of them or of their tokens."""
+    right = [variant for variant in inspection.variants if variant[0].response.correct]
+    wrong = [variant for variant in inspection.variants if not variant[0].response.correct]
+    kept: list[tuple[Any, int]] = []
+    while (right or wrong) and len(kept) < RESPONSES and budget > 0:
+        side = right if right and (len(kept) % 2 == 0 or not wrong) else wrong
+        kept.append(side.pop(0))
+        budget -= len(kept[-1][0].response)
+    return kept

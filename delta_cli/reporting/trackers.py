@@ -1,0 +1,158 @@
+"""The metrics of a run where people already look: TensorBoard, Weights & Biases, trackio.
+
+Each is an observer that hands every number of a step on under its name in metrics.jsonl. Which one
+is a matter of two lines in a recipe; the packages are extras, imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import uuid
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe
+from delta_cli.training.observer import Observer, Record, Several
+
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+
+
+def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
+    """The observer, joined by the tracker that the recipe names.
+
+    Raises UserError where the tracker's package is not installed.
+    """
+    kind = recipe.tracking.kind
+    if kind == "none":
+        return observer
+    try:
+        package = importlib.import_module(PACKAGES[kind])
+    except ImportError as error:
+        raise UserError(
+            f"tracking.kind: {kind} needs the package {PACKAGES[kind]}; run: pip install 'delta-rlvr[{kind}]'"
+        ) from error
+    made = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
+    return Several((observer, made[kind](package, recipe, folder)))
+
+
+class Tracker(Observer):
+    """What the three have in common: numbers go out under the step they belong to."""
+
+    def __init__(self, package: Any, recipe: Recipe, folder: Path) -> None:
+        self.package = package
+        self.recipe = recipe
+        self.folder = folder
+
+    def step(self, record: Record, examples: list[Any]) -> None:
+        """Hand on a step's numbers."""
+        self.log(numbers(record), record["step"])
+
+    def evaluation(self, record: Record) -> None:
+        """Hand on the held-out accuracy and the ends of its interval."""
+        names = {"eval_accuracy": "accuracy", "eval_low": "low", "eval_high": "high"}
+        self.log(numbers({name: record.get(key) for name, key in names.items()}), record["step"])
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Send values to the tracker."""
+        raise NotImplementedError
+
+
+class TensorBoard(Tracker):
+    """Event files in the run's folder: ``tensorboard --logdir RUN``."""
+
+    _writer: Any = None
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """Open an event file; what an earlier part of the run wrote after ``first`` is hidden."""
+        self._writer = self.package.SummaryWriter(
+            str(self.folder / "tensorboard"), purge_step=first + 1 if first else None
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One scalar for each value."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def end(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class WeightsAndBiases(Tracker):
+    """A run in the project; resumed where the training is."""
+
+    _run: Any = None
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """Start the run, or go on with it."""
+        known = self.folder / "wandb-id"
+        if not (first and known.exists()):
+            known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        try:
+            self._run = self.package.init(
+                project=self.recipe.tracking.project,
+                name=self.folder.resolve().name,
+                dir=str(self.folder),
+                config=self.recipe.model_dump(mode="json"),
+                id=known.read_text(encoding="utf-8"),
+                resume="allow",
+                settings=self.package.Settings(console="off", silent=True),  # the terminal is the display's
+            )
+        except self.package.Error as error:
+            raise UserError(
+                f"tracking.kind: wandb did not start ({error}); run: wandb login, or set WANDB_MODE=offline"
+            ) from error
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One call a record."""
+        self._run.log(dict(values), step=step)
+
+    def end(self) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+class Trackio(Tracker):
+    """A run in trackio's local data base: ``trackio show``."""
+
+    _run: Any = None
+
+    def begin(self, title: str, steps: int, first: int) -> None:
+        """Start the run, or go on with it."""
+        with redirect_stdout(sys.stderr):  # it prints, and stdout may be somebody's JSON
+            self._run = self.package.init(
+                project=self.recipe.tracking.project,
+                name=self.folder.resolve().name,
+                config=self.recipe.model_dump(mode="json"),
+                resume="allow" if first else "never",
+                embed=False,
+            )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """One call a record."""
+        self._run.log(dict(values), step=step)
+
+    def end(self) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            with redirect_stdout(sys.stderr):
+                self._run.finish()
+            self._run = None
+
+
+def numbers(record: Record) -> dict[str, float]:
+    """The finite numbers of a record, without the step itself."""
+    return {
+        name: value
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and name != "step"
+    }

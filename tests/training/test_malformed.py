@@ -1,0 +1,314 @@
+"""Whatever file a person hands over, the command line answers with one line and exit code 2; no pickle is opened."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from delta_cli.cli import main
+from delta_cli.recipe import to_toml
+
+from .harness import make_recipe, train
+
+Delta = Callable[..., tuple[int, str]]
+
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def delta(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Delta:
+    """``delta(...)`` as typed: exit code and stderr."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own handlers stay
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["delta", *map(str, arguments)])
+        capfd.readouterr()
+        try:
+            main()
+        except SystemExit as error:
+            return int(error.code or 0), capfd.readouterr().err
+        return 0, capfd.readouterr().err
+
+    return call
+
+
+def assert_refused(result: tuple[int, str], *words: str) -> None:
+    code, said = result
+    assert code == 2, said
+    assert said.startswith("delta: "), said
+    assert said.endswith("\n"), said
+    assert said.count("\n") == 1, said
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+
+
+# ------------------------------------------------------------------------------------------- recipes
+
+RECIPES: dict[str, bytes] = {
+    "truncated": b"[run]\nste",
+    "not UTF-8": b"[run]\nsteps = 1 # \xff\xfe",
+    "UTF-16": "[run]\nsteps = 1".encode("utf-16"),
+    "binary": bytes(range(256)),
+    "wrong type": b"run = 3",
+    "deep": b"a = " + b"[" * 100_000,
+    "huge number": b"run.steps = 1" + b"0" * 5000,
+    "extends a number": b"extends = 3",
+    "extends nothing": b'extends = "nowhere.toml"',
+    "extends a folder": b'extends = "."',
+    "two tables": b"[run]\n[run]\n",
+    "greedy samples": b"evaluation = {temperature = 0.0, samples = 4}",
+    "NUL in a path": b'model.path = "a\\u0000b"',
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_recipes(kind: str, delta: Delta, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(RECIPES[kind])
+    arguments = [] if "NUL" in kind else ["--dry-run"]
+    assert_refused(delta("train", file, "--backend", "fake", "--run-dir", tmp_path / "run", *arguments))
+
+
+def test_a_folder_as_a_recipe(delta: Delta, tmp_path: Path) -> None:
+    assert_refused(delta("train", tmp_path, "--dry-run"), str(tmp_path))
+
+
+@FUZZ
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_as_a_recipe(content: bytes, delta: Delta, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(content)
+    result = delta("train", file, "--dry-run")
+    if result[0]:
+        assert_refused(result)
+
+
+# ---------------------------------------------------------------------------------------------- data
+
+DATA: dict[str, tuple[str, bytes]] = {
+    "truncated JSON": ("p.json", b'[{"question": "1+1", "answer": "2"}, {"que'),
+    "truncated line": ("p.jsonl", b'{"question": "1+1", "answer": "2"}\n{"que'),
+    "not UTF-8": ("p.jsonl", b'{"question": "\xff", "answer": "2"}\n'),
+    "UTF-16": ("p.csv", "question,answer\n1+1,2\n".encode("utf-16")),
+    "not records": ("p.json", b"[1, 2, 3]"),
+    "not a list": ("p.json", b'{"question": "1+1"}'),
+    "no such column": ("p.jsonl", b'{"prompt": "1+1", "answer": "2"}\n'),
+    "empty": ("p.jsonl", b""),
+    "empty csv": ("p.csv", b""),
+    "NUL": ("p.csv", b"question,answer\n\x00\x00,2\n"),
+    "deep": ("p.json", b"[" * 100_000),
+    "huge number": ("p.jsonl", b'{"question": "1+1", "answer": 1' + b"0" * 10_000 + b"}\n"),
+    "no answers": ("p.jsonl", b'{"question": "1+1", "answer": null}\n' * 3),
+    "one problem": ("p.jsonl", b'{"question": "1+1", "answer": "2"}\n'),
+    "damaged gzip": ("p.jsonl.gz", gzip.compress(b'{"question": "1+1", "answer": "2"}\n' * 99)[:-12]),
+    "not gzip": ("p.jsonl.gz", b"plain"),
+    "not Parquet": ("p.parquet", b"PAR1 not really"),
+    "unknown kind": ("p.xlsx", b"PK"),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data(kind: str, delta: Delta, model: Path, tmp_path: Path) -> None:
+    name, content = DATA[kind]
+    (tmp_path / name).write_bytes(content)
+    assert_refused(train_on(delta, model, tmp_path, tmp_path / name))
+
+
+def train_on(delta: Delta, model: Path, folder: Path, data: Path) -> tuple[int, str]:
+    recipe = folder / "recipe.toml"
+    changes = {"data__source": str(data), "data__template": "plain", "data__limit": None, "data__held_out": 0.5}
+    recipe.write_text(to_toml(make_recipe(model, run__steps=1, rollout__max_tokens=2, **changes)))
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    return delta("train", recipe, "--backend", "fake", "--run-dir", folder / "run", "--quiet")
+
+
+def test_an_empty_folder_as_data(delta: Delta, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_refused(train_on(delta, model, tmp_path, tmp_path / "empty"))
+
+
+@FUZZ
+@given(
+    content=st.binary(max_size=100)
+    | st.lists(
+        st.dictionaries(
+            st.sampled_from(["question", "answer", "x"]),
+            st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.text(max_size=2)),
+        ),
+        max_size=4,
+    ).map(lambda rows: "\n".join(map(json.dumps, rows)).encode())
+)
+def test_any_bytes_as_data(content: bytes, delta: Delta, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_bytes(content)
+    code, said = train_on(delta, model, tmp_path, file)
+    if code:
+        assert_refused((code, said))
+
+
+# ------------------------------------------------------------------------------------------- a model
+
+
+class Evil:
+    """Pickled, a command that runs when it is opened."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def edit(file: str, **changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps(content | changes))
+
+    return change
+
+
+def put(file: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def cut(file: str, size: int) -> Callable[[Path], object]:
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:size])
+
+
+def pickled_only(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(folder / "trace")))
+
+
+def pickle_in_disguise(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Evil(folder / "trace")))
+
+
+def own_code(folder: Path) -> None:
+    edit("config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"})(
+        folder
+    )
+    (folder / "mine.py").write_text(f"open({str(folder / 'trace')!r}, 'w')\n")
+
+
+MODELS: dict[str, Callable[[Path], object]] = {
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "truncated config": cut("config.json", 40),
+    "config of another type": put("config.json", b"[1, 2]"),
+    "config not UTF-8": put("config.json", b'{"a": "\xff"}'),
+    "deep config": put("config.json", b"[" * 100_000),
+    "config without sizes": put("config.json", b'{"model_type": "qwen3", "eos_token_id": 0}'),
+    "sizes as text": edit("config.json", hidden_size="many"),
+    "other sizes": edit("config.json", hidden_size=32),
+    "more layers": edit("config.json", num_hidden_layers=3),
+    "unknown type": edit("config.json", model_type="abacus", architectures=["Abacus"]),
+    "own code": own_code,
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "truncated tokenizer": cut("tokenizer.json", 100),
+    "tokenizer of another type": put("tokenizer.json", b"{}"),
+    "tokenizer not UTF-8": put("tokenizer.json", b"\xff\xfe"),
+    "tokenizer config of another type": put("tokenizer_config.json", b"3"),
+    "deep tokenizer config": put("tokenizer_config.json", b"[" * 100_000),
+    "no template": put("tokenizer_config.json", b'{"eos_token": "<|endoftext|>"}'),
+    "template of another type": edit("tokenizer_config.json", chat_template=[{"name": "default"}]),
+    "broken template": edit("tokenizer_config.json", chat_template="{% for %}"),
+    "hostile template": edit("tokenizer_config.json", chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "empty weights": cut("model.safetensors", 0),
+    "truncated weights": cut("model.safetensors", 5000),
+    "a header of an exabyte": put("model.safetensors", struct.pack("<Q", 10**18) + b"{}"),
+    "pickled weights alone": pickled_only,
+    "a pickle in place of safetensors": pickle_in_disguise,
+}
+
+
+@pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_models(kind: str, backend: str, delta: Delta, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    MODELS[kind](folder)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(make_recipe(folder, run__steps=1)))
+    run = ["train", recipe, "--backend", backend, "--run-dir", tmp_path / "run", "--quiet"]
+    assert_refused(delta(*run), *(["code of its own"] if kind == "own code" and backend == "cpu" else []))
+    assert not (folder / "trace").exists(), "code in the model's folder was run"
+
+
+# ------------------------------------------------------------------------------------ a run to resume
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train(make_recipe(model, run__steps=2, rollout__max_tokens=4), folder)
+    return folder
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest fit what lies in the folder: an attacker can compute checksums too."""
+    from delta_cli.training.checkpoint import _seal
+
+    (folder / "manifest.json").unlink()
+    _seal(folder)
+
+
+def pickled_state(run: Path) -> None:
+    folder = run / "checkpoints" / "step-000002"
+    (folder / "state.safetensors").write_bytes(pickle.dumps(Evil(run / "trace")))
+    reseal(folder)
+
+
+def foreign_state(run: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = run / "checkpoints" / "step-000002"
+    state = load_file(folder / "state.safetensors")
+    save_file({name: value for name, value in state.items() if name != "steps"}, folder / "state.safetensors")
+    reseal(folder)
+
+
+def huge_counter(run: Path) -> None:
+    folder = run / "checkpoints" / "step-000002"
+    (folder / "state.json").write_text('{"step": 2, "draws": "many"}')
+    reseal(folder)
+
+
+RUNS: dict[str, Callable[[Path], object]] = {
+    "no recipe": lambda run: (run / "recipe.toml").unlink(),
+    "truncated recipe": cut("recipe.toml", 30),
+    "another recipe": put("recipe.toml", b"\xff"),
+    "metrics torn in the middle": put("metrics.jsonl", b'{"step": 1, "re\n{"step": 2}\n'),
+    "metrics of another type": put("metrics.jsonl", b"3\n4\n"),
+    "metrics without steps": put("metrics.jsonl", b"{}\n{}\n"),
+    "metrics with other steps": put("metrics.jsonl", b'{"step": "one"}\n'),
+    "a pickle in a checkpoint": pickled_state,
+    "half a state": foreign_state,
+    "counters of another type": huge_counter,
+    "every checkpoint damaged": lambda run: [f.write_text("") for f in run.glob("checkpoints/*/state.json")],
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_runs(kind: str, delta: Delta, finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    RUNS[kind](run)
+    code, said = delta("train", "--resume", "--run-dir", run, "--backend", "fake", "--quiet")
+    lines = said.splitlines()
+    warned = [line for line in lines if line.startswith("!")]  # damaged checkpoints are named first
+    assert_refused((code, "".join(f"{line}\n" for line in lines[len(warned) :])))
+    assert not (run / "trace").exists()

@@ -1,0 +1,117 @@
+"""Every tripwire fires on a record made for it, and none on a healthy one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from delta_cli.training.metrics import METRICS, swapped
+from delta_cli.training.tripwires import TRIPWIRES, fired
+
+HEALTHY: dict[str, Any] = {
+    "step": 2,
+    "reward_mean": 0.4,
+    "accuracy": 0.4,
+    "reward_failures": 0,
+    "equal_groups": 0.25,
+    "prompts_drawn": 32,
+    "batch_filled": 1.0,
+    "response_length_mean": 30.0,
+    "response_length_max": 48,
+    "truncated": 0.1,
+    "tokens": 9000,
+    "entropy_mean": 1.0,
+    "engine_gap_mean": 0.001,
+    "engine_gap_max": 0.02,
+    "loss": 0.01,
+    "grad_norm": 0.5,
+    "learning_rate": 1e-6,
+    "updates": 4,
+    "updates_skipped": 0,
+    "nonfinite_updates": 0,
+    "clip_fraction": 0.01,
+    "kl_old": 0.001,
+    "kl_reference": 0.0,
+    "ratio_gap_first": 1e-6,
+    "ratio_gap": 0.1,
+    "policy_shift": 0.01,
+    "coefficient_mean": 1.0,
+    "coefficient_std": 0.1,
+    "coefficient_min": 0.8,
+    "coefficient_max": 1.2,
+    "coefficient_p05": 0.85,
+    "coefficient_p25": 0.95,
+    "coefficient_p50": 1.0,
+    "coefficient_p75": 1.05,
+    "coefficient_p95": 1.15,
+    "coefficient_positive": 1.01,
+    "coefficient_negative": 0.99,
+    "margin_positive": 0.6,
+    "margin_negative": 0.6,
+    "degenerate": None,
+    "tokens_per_second": 1000.0,
+    "rollout_tokens_per_second": 2000.0,
+    "peak_memory": 2**30,
+    "swapped": 0,
+    "seconds": 10.0,
+}
+
+# For each tripwire what is wrong, and a word of the advice it gives.
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "ratio_not_one": ({"ratio_gap_first": 0.5}, "float32"),
+    "weights_did_not_move": ({"policy_shift": 0.0}, "1e-06"),
+    "gradient_zero": ({"grad_norm": 0.0}, "model.lora"),
+    "groups_equal": ({"equal_groups": 1.0, "updates": 0, "grad_norm": 0.0, "policy_shift": 0.0}, "rollout.dynamic"),
+    "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_limit"),
+    "all_truncated": ({"truncated": 1.0}, "rollout.max_tokens"),
+    "entropy_collapse": ({"entropy_mean": 0.01}, "update.kl_coefficient"),
+    "engine_mismatch": ({"engine_gap_mean": 0.3}, "update.importance_cap"),
+    "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),
+    "coefficients_equal": ({"coefficient_std": 0.0}, "delta.lambda_min"),
+    "reward_failures": ({"reward_failures": 3}, "reward.timeout"),
+    "nonfinite": ({"nonfinite_updates": 1}, "update.learning_rate"),
+    "swapping": ({"swapped": 2**30}, "1,073,741,824 bytes"),
+}
+
+
+def test_the_healthy_record_is_a_whole_one() -> None:
+    assert {name for name in METRICS if not name.startswith(("seconds_", "eval_"))} == set(HEALTHY)
+
+
+def test_a_healthy_record_fires_nothing() -> None:
+    assert fired(HEALTHY, HEALTHY, set()) == []
+
+
+def test_what_is_null_or_absent_fires_nothing() -> None:
+    """Methods without DelTA credit have no coefficients; a number that is not finite is written as null."""
+    credit = {name for name in HEALTHY if name.startswith(("coefficient", "margin", "degenerate"))}
+    plain = {name: value for name, value in HEALTHY.items() if name not in credit}
+    assert fired(plain, plain, set()) == []
+    nothing = dict.fromkeys(HEALTHY) | {"step": 1}
+    assert fired(nothing, nothing, set()) == []
+
+
+def test_there_is_a_record_for_each() -> None:
+    assert [wire.name for wire in TRIPWIRES] == list(WRONG)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_it_fires_alone_with_advice_and_once(name: str) -> None:
+    changes, advice = WRONG[name]
+    already: set[str] = set()
+    (notice,) = fired(HEALTHY | changes, HEALTHY, already)
+    assert notice.name == name
+    assert notice.text.startswith("step 2: ")
+    assert advice in notice.text
+    assert "\n" not in notice.text
+    assert fired(HEALTHY | changes, HEALTHY, already) == []
+
+
+def test_an_entropy_that_falls_because_the_task_is_solved_is_no_collapse() -> None:
+    assert fired(HEALTHY | {"entropy_mean": 0.01, "accuracy": 0.95}, HEALTHY, set()) == []
+
+
+def test_swapped_memory_is_read_where_the_system_tells() -> None:
+    value = swapped()
+    assert value is None or value >= 0
