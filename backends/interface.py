@@ -52,7 +52,11 @@ class OptimizerSettings:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # 0: the gradient is not clipped
+
+    def clipping(self, norm: float) -> float:
+        """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""
+        return self.max_grad_norm / norm if 0 < self.max_grad_norm < norm else 1.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm")
+from backends.process import peak_resident as peak_memory
+
+__all__ = ["in_fresh_process", "interleaved", "machine", "median_ratio", "peak_memory", "show", "write"]
+
+PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "trl")
 
 
 def machine() -> dict[str, Any]:
@@ -63,20 +67,9 @@ def show(title: str, rows: Sequence[Mapping[str, str]]) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row.values())
-    console = Console()
+    console = Console(width=max(Console().width, 120))  # a pipe has 80 columns, too few
     console.print(table)
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), highlight=False, soft_wrap=True)
-
-
-def peak_memory() -> int:
-    """Bytes: the most this process has held in memory so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux: getrusage's peak would begin with that of the process that started this one
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def in_fresh_process(script: str, *arguments: str) -> Any:

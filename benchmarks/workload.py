@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.trainer import Clock
 from delta_cli.training.update import Updater
 
+BYTE_TOKENS = 258  # of the tokenizer before it is extended
 PHASES = ("rollout", "reward", "score", "credit", "update")
 
 
@@ -65,6 +67,7 @@ class Workload:
             max_positions=self.prompt + self.response,
         )
         write_tokenizer(folder)
+        _extend_tokenizer(folder / "tokenizer.json", self.vocabulary)
         return folder
 
     def recipe(self, model: Path, preset: str) -> Recipe:
@@ -83,6 +86,13 @@ class Workload:
                 },
             }
         )
+
+
+def _extend_tokenizer(file: Path, vocabulary: int) -> None:
+    """Give every id of the model a text: responses that read alike would all earn one reward."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["vocab"] |= {f"w{token}": token for token in range(BYTE_TOKENS, vocabulary)}
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 class Steps:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from backends.batching import PaddedBatch, micro_batches
@@ -29,6 +28,7 @@ from backends.interface import (
     Surrogate,
     token_index,
 )
+from backends.process import peak_resident
 
 STATE = "state.safetensors"
 
@@ -198,11 +198,14 @@ class FakeBackend:
         path = folder / STATE
         if not path.is_file():
             raise BackendError(f"{path}: does not exist; resume from a run that the fake backend wrote")
-        stored = load_file(path)
+        try:
+            stored = load_file(path)
+        except SafetensorError as error:
+            raise BackendError(f"{path}: cannot be read ({error}); resume from another checkpoint") from error
         for kind, part in self._state().items():
             for name, array in part.items():
                 found = stored.get(f"{kind}.{name}")
-                if found is None or found.shape != array.shape:
+                if found is None or found.shape != array.shape or "steps" not in stored:
                     raise BackendError(
                         f"{path}: {kind}.{name} does not fit {self.settings.model}; resume with the model it was "
                         "saved from"
@@ -220,8 +223,7 @@ class FakeBackend:
         return array
 
     def peak_memory(self) -> int:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak  # kibibytes but on macOS
+        return peak_resident()
 
     def close(self) -> None:
         self.model.weights, self.model.grads, self.initial = {}, {}, {}

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from backends.fake.qwen3 import HEAD, Config, Weights
+from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, Config, Weights
 from backends.interface import BackendError
 
 # What the forward pass takes for granted: config.json key, the values that mean it (None: not said).
@@ -39,17 +39,52 @@ def read(model: str) -> tuple[Config, Weights]:
                 f"{folder / 'config.json'}: {key} is {raw.get(key)!r}, but the fake backend computes a plain Qwen3 "
                 f"({key} {allowed[0]!r}); choose --backend cpu or mlx"
             )
-    config = Config(
-        hidden=raw["hidden_size"],
-        layers=raw["num_hidden_layers"],
-        heads=raw["num_attention_heads"],
-        kv_heads=raw["num_key_value_heads"],
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-        norm_epsilon=raw["rms_norm_eps"],
-        rope_theta=float(rope["rope_theta"]),
-        tied=raw["tie_word_embeddings"],
-    )
-    return config, _weights(folder, config.tied)
+    try:
+        config = Config(
+            hidden=int(raw["hidden_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=int(raw["num_attention_heads"]),
+            kv_heads=int(raw["num_key_value_heads"]),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
+            norm_epsilon=float(raw["rms_norm_eps"]),
+            rope_theta=float(rope["rope_theta"]),
+            tied=bool(raw["tie_word_embeddings"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendError(f"{folder / 'config.json'}: lacks or misstates {error}; download the model again") from None
+    weights = _weights(folder, config.tied)
+    _check_shapes(config, weights, folder)
+    return config, weights
+
+
+def _check_shapes(config: Config, weights: Weights, folder: Path) -> None:
+    """Raise BackendError where a weight that the configuration asks for is missing or of another shape."""
+    hidden, query, key = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    vocabulary, wide = (len(weights.get(name, ())) for name in (EMBEDDING, "model.layers.0.mlp.up_proj.weight"))
+    expected: dict[str, tuple[int, ...]] = {EMBEDDING: (vocabulary, hidden), FINAL_NORM: (hidden,)}
+    if not config.tied:
+        expected[HEAD] = (vocabulary, hidden)
+    for layer in range(config.layers):
+        shapes = {
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+            "self_attn.q_proj": (query, hidden),
+            "self_attn.k_proj": (key, hidden),
+            "self_attn.v_proj": (key, hidden),
+            "self_attn.o_proj": (hidden, query),
+            "self_attn.q_norm": (config.head_dim,),
+            "self_attn.k_norm": (config.head_dim,),
+            "mlp.gate_proj": (wide, hidden),
+            "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide),
+        }
+        expected |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    for name, shape in expected.items():
+        if name not in weights or weights[name].shape != shape:
+            found = weights[name].shape if name in weights else "missing"
+            raise BackendError(
+                f"{folder}: {name} is {found}, but config.json asks for {shape}; download the model again"
+            )
 
 
 def _weights(folder: Path, tied: bool) -> Weights:

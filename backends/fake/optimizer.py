@@ -29,7 +29,7 @@ class AdamW:
         if not math.isfinite(norm):
             return norm
         self.steps += 1
-        factor = scale * min(1.0, settings.max_grad_norm / (norm + 1e-6))
+        factor = scale * settings.clipping(norm)
         bias1, bias2 = 1 - settings.beta1**self.steps, 1 - settings.beta2**self.steps
         for name, weight in weights.items():
             grad, mean, square = factor * grads[name], self.mean[name], self.square[name]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-
 import mlx.core as mx
+
+from backends.process import peak_resident
 
 CACHE = 4  # freed buffers kept for reuse: at most 1/CACHE of the recommended working set
 
@@ -33,7 +32,4 @@ class MemoryLimits:
 
 def peak() -> int:
     """Bytes: MLX's own peak with Metal, else the peak resident size of the process."""
-    if mx.metal.is_available():
-        return int(mx.get_peak_memory())
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(mx.get_peak_memory()) if mx.metal.is_available() else peak_resident()

@@ -49,7 +49,7 @@ class AdamW:
         norm = abs(scale) * math.sqrt(np.array(squares, dtype=np.float64).sum())
         if not math.isfinite(norm):
             return norm
-        factor = scale * min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
+        factor = scale * self.settings.clipping(norm)
         self.steps += 1
         for name in list(gradient):
             self._update(name, factor * gradient.pop(name), learning_rate)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -30,6 +28,7 @@ from backends.interface import (
     Surrogate,
     token_index,
 )
+from backends.process import peak_resident
 from backends.torch.export import export
 from backends.torch.features import TorchFeatures
 from backends.torch.head import Head
@@ -206,8 +205,7 @@ class TorchBackend:
     def peak_memory(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return peak_resident()
 
     def close(self) -> None:
         for part in ("_policy", "_frozen", "_optimizer"):

@@ -32,6 +32,9 @@ def export(policy: Policy, folder: Path) -> None:
     save_file(merged_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
         policy.peft.save_pretrained(folder / "adapter", save_embedding_layers=False)
+        (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+    for file in folder.rglob("*.safetensors"):
+        shutil.copymode(folder / "config.json", file)  # safetensors lets nobody but the owner read
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -114,6 +116,8 @@ def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     stored = dtype if settings.lora else torch.float32  # what is trained is float32; a frozen base need not be
     policy = Policy(_read(folder, settings.model, stored).to(device), folder, dtype)
+    if not Path(settings.model).expanduser().is_dir():
+        policy.causal.name_or_path = settings.model  # what adapters name as their base: not a cache of this machine
     _check_trunk(policy, settings.model)
     if settings.gradient_checkpointing:
         causal = policy.causal  # older versions of transformers know the other name only
@@ -157,6 +161,7 @@ def _download(name: str) -> Path:
 def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
     """The model in ``folder`` with every weight read from its files."""
     config = _config(folder, name)
+    _check_size(config, folder, name)
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -186,6 +191,28 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
         )
     model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
     return model
+
+
+def _check_size(config: Any, folder: Path, name: str) -> None:
+    """Refuse a configuration that asks for far more weights than there are, before memory is taken for them.
+
+    What a broken config.json leaves out is billions of weights by the defaults of its architecture.
+    """
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        asked = sum(weight.numel() for weight in model.parameters())
+        there = 0
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as stored:
+                there += sum(math.prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
+    except Exception as error:  # whatever a broken file makes the libraries raise
+        raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
+    if asked > 2 * there:
+        raise BackendError(
+            f"model '{name}' has a config.json and weights that do not fit: {asked:,} numbers are asked for and "
+            f"{there:,} there; get its files again"
+        )
 
 
 def _config(folder: Path, name: str) -> Any:

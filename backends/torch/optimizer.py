@@ -21,7 +21,7 @@ class Optimizer:
 
     def __init__(self, weights: dict[str, nn.Parameter], settings: OptimizerSettings) -> None:
         self.weights = weights
-        self._max_norm = settings.max_grad_norm
+        self._settings = settings
         self._adamw = torch.optim.AdamW(
             weights.values(),
             lr=0.0,  # given with every step
@@ -42,7 +42,7 @@ class Optimizer:
         gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
         norm = abs(scale) * float(nn.utils.get_total_norm(gradients))
         if math.isfinite(norm):
-            factor = scale * (self._max_norm / norm if 0 < self._max_norm < norm else 1.0)
+            factor = scale * self._settings.clipping(norm)
             if factor != 1:
                 for gradient in gradients:
                     gradient.mul_(factor)

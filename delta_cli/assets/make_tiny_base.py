@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +38,7 @@ from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.rewards.boxed import last_box
 
 EOS = "<|endoftext|>"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
@@ -122,14 +122,8 @@ def sampled_accuracy(
     longest = max(len(tokenizer.encode(tasks.solution(problem, task))) for problem in problems)
     drawn = backend.rollout(prompts, Sampling(2 * longest, tokenizer.eos_ids, seed=seed))
     spans = zip(problems, drawn.starts, drawn.starts[1:], strict=False)
-    right = [boxed(tokenizer.decode(drawn.tokens[start:stop])) == problem.answer for problem, start, stop in spans]
+    right = [last_box(tokenizer.decode(drawn.tokens[start:stop])) == problem.answer for problem, start, stop in spans]
     return float(np.mean(right))
-
-
-def boxed(response: str) -> str | None:
-    """The number in the last box of a response."""
-    found = re.findall(r"\\boxed\{(\d+)\}", response)
-    return found[-1] if found else None
 
 
 def train(backend: Backend, tokenizer: Tokenizer, plan: Plan) -> float:
@@ -148,10 +142,12 @@ def train(backend: Backend, tokenizer: Tokenizer, plan: Plan) -> float:
         accuracy = sampled_accuracy(backend, held_out, tokenizer, plan.task, plan.seed)
         print(f"step {step + 1:5d}  loss {loss:.4f}  held-out accuracy {accuracy:.1%}", flush=True)
         if accuracy > plan.ceiling:
-            raise UserError(f"accuracy jumped to {accuracy:.1%}; lower --learning-rate or --measure-every")
+            raise UserError(f"accuracy jumped to {accuracy:.1%}; raise --slips or lower --learning-rate")
         if accuracy >= plan.accuracy:
             return accuracy
-    raise UserError(f"accuracy {plan.accuracy:.0%} not reached in {plan.max_steps} steps; raise --max-steps")
+    raise UserError(
+        f"accuracy {plan.accuracy:.0%} not reached in {plan.max_steps} steps; raise --max-steps or lower --slips"
+    )
 
 
 def _pool(plan: Plan) -> list[Problem]:

@@ -144,7 +144,7 @@ def _parse(where: str, data: bytes) -> Any:
         return json.loads(data.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not valid JSON: {error}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # other encodings, numbers of thousands of digits, deep nesting
         raise UserError(f"{where}: not JSON in UTF-8 ({error})") from error
 
 

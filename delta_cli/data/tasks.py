@@ -57,7 +57,9 @@ def problems(spec: TaskSpec, count: int, seed: int, split: Split = "train") -> l
     pairs = ((low + int(index) // values, low + int(index) % values) for index in drawn)
     kept = list(itertools.islice((pair for pair in pairs if _split(*pair) == split), count))
     if len(kept) < count:
-        raise UserError(f"{spec.digits}-digit problems: only {len(kept)} in '{split}', {count} asked; set a lower limit")
+        raise UserError(
+            f"{spec.digits}-digit problems: only {len(kept)} in '{split}', {count} asked; set a lower limit"
+        )
     return [_problem(spec, *pair) for pair in kept]
 
 

@@ -104,7 +104,7 @@ class Tokenizer:
         names = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return _environment().from_string(self._template).render({**self._special, **names, **template_kwargs})
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is code, and raises whatever it likes
             raise UserError(f"the model's chat template failed: {error}; set another prompt template") from error
 
     def _knows(self, token: int) -> bool:
@@ -120,7 +120,9 @@ class Tokenizer:
         found: list[Any] = []
         for name in ("generation_config.json", "config.json"):
             config = configs[name]
-            value = config.get(f"{kind}_token_id", config.get("text_config", {}).get(f"{kind}_token_id"))
+            inner = config.get("text_config")  # of a model that also sees or hears
+            outer_value = config.get(f"{kind}_token_id")
+            value = inner.get(f"{kind}_token_id") if outer_value is None and isinstance(inner, dict) else outer_value
             found += value if isinstance(value, list) else [value]
         found.append(self._core.token_to_id(self._special.get(f"{kind}_token", "")))
         return list(dict.fromkeys(token for token in found if isinstance(token, int)))
@@ -153,7 +155,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON ({error}); download the model again") from error
     if not isinstance(value, dict):
         raise UserError(f"{file}: holds a {type(value).__name__}, not an object; download the model again")
@@ -164,11 +166,12 @@ def _read_template(folder: Path, config: dict[str, Any]) -> str | None:
     """The chat template: a file of its own, or an entry of the tokenizer's configuration."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace")
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

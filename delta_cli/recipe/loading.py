@@ -48,7 +48,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Table:
         raise UserError(f"{path}: no such file{_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a TOML text: {error}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise UserError(f"{path}: not valid TOML: {error or 'nested too deeply'}") from None
     parent = table.pop("extends", None)
     if parent is None:
@@ -79,7 +79,7 @@ def _override(text: str) -> Table:
         if list(parsed) != ["value"]:
             raise UserError(f"--set {text}: one value at a time")
         result: Any = parsed["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         result = value.strip()
     for part in reversed(parts):
         result = {part: result}

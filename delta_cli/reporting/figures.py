@@ -16,7 +16,7 @@ from delta_cli.training.metrics import METRICS, PHASES
 # Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-INK = "#123456"  # of axes and letters; on a page it becomes the colour of the page's text
+INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
 SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
 
 
@@ -32,7 +32,9 @@ class Chart:
 
 
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """The figures that these runs have something to show in."""
+    """The figures that these runs have something to show in; none before the first step."""
+    if not any(run.metrics for run in runs):
+        return []
     found = [
         Chart("reward", "Reward", _meaning("reward_mean"), _line("reward_mean")),
         Chart("accuracy", "Accuracy", "share correct: lines in training, marks with bars held out (95 %)", _accuracy),

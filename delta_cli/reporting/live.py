@@ -95,15 +95,15 @@ class LiveObserver(Observer):
     def step(self, record: Record, examples: list[Example]) -> None:
         """Take over a step's numbers."""
         self._pace.step(record)
-        self._last, self._stepped = record, time.monotonic()
         for name in ("accuracy", "reward_mean"):
             self._history[name].append(record[name])
-        self._examples |= {example.correct: example for example in examples}
+        self._examples = self._examples | {example.correct: example for example in examples}
+        self._last, self._stepped = record, time.monotonic()  # last: the other thread may draw at any moment
 
     def evaluation(self, record: Record) -> None:
         """Take over the held-out accuracy, and leave a line of it above the picture."""
-        self._evaluation = record
         self._history["held_out"].append(record["accuracy"])
+        self._evaluation = record
         self._above(Text(evaluation_line(record)))
 
     def notice(self, notice: Notice) -> None:
@@ -129,8 +129,9 @@ class LiveObserver(Observer):
         parts: list[RenderableType] = [self._progress(inside)]
         if self._last or self._evaluation:
             parts += [Text(), self._curves(inside), Text(), self._numbers(inside)]
-        if self._examples:
-            parts += [Text(), *(self._example(self._examples[key], inside) for key in sorted(self._examples)[::-1])]
+        examples = self._examples
+        if examples:
+            parts += [Text(), *(self._example(examples[key], inside) for key in sorted(examples, reverse=True))]
         title = Text(tail(self._title, inside - 4), style="bold not dim")
         return Panel(Group(*parts), title=title, title_align="left", border_style=QUIET, width=width, padding=(0, 1))
 
@@ -197,7 +198,8 @@ class LiveObserver(Observer):
     def _example(self, example: Example, width: int) -> Text:
         """A response's end, two lines at most; its question on a line of its own where both do not fit on one."""
         mark, style = ("✓ right", RIGHT) if example.correct else ("✗ wrong", WRONG)
-        question, response = visible(example.question), visible(example.response)
+        # Cut before it is made visible: a response may have a hundred thousand characters.
+        question, response = visible(example.question[:width]), visible(example.response[-4 * width :])
         line = Text(f"{mark}  ", style=f"bold {style}")
         line.append(_head(question, width - 10), style="not bold default dim")
         room = width - line.cell_len - 2

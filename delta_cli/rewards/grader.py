@@ -87,11 +87,11 @@ class Grader:
         """End the workers. What is still being graded fails."""
         with self._lock:
             pool, self._pool = self._pool, None
+        for result in list(self._pending):
+            self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
         if pool is not None:
             pool.stop()
             pool.join()
-        for result in list(self._pending):
-            self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
 
     def _shaping(self, response: str, length: int, truncated: bool) -> float:
         spec = self.spec
@@ -117,13 +117,14 @@ class Grader:
             return self._pool.schedule(_grade, args=(self.spec, response, problem), timeout=self.timeout)
 
     def _finish(self, result: Future[Verdict], done: Future[float], shaping: float) -> None:
-        if done.cancelled():
-            return self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
+        if result not in self._pending:
+            return  # the grader was closed meanwhile
         error = done.exception()
         if error is None:
             base = done.result()
-            return self._settle(result, Verdict(base + shaping, base >= 1.0, None))
-        return self._settle(result, Verdict(0.0, False, _failure(error)))
+            self._settle(result, Verdict(base + shaping, base >= 1.0, None))
+        else:
+            self._settle(result, Verdict(0.0, False, _failure(error)))
 
     def _settle(self, result: Future[Verdict], verdict: Verdict) -> None:
         try:

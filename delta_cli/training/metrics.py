@@ -75,7 +75,9 @@ METRICS: dict[str, Metric] = {
     "tokens_per_second": Metric("tokens/s", "response tokens by the time of the whole step"),
     "rollout_tokens_per_second": Metric("tokens/s", "response tokens by the time of the rollout"),
     "peak_memory": Metric("bytes", "most memory used so far (device; on a CPU, of the process)"),
-    "swapped": Metric("bytes", "memory of this process that was moved to disk; null where the system does not say", "0"),
+    "swapped": Metric(
+        "bytes", "memory of this process that was moved to disk; null where the system does not say", "0"
+    ),
     "seconds": Metric("s", "time of the step"),
     "eval_accuracy": Metric("share", "accuracy on the held-out problems; only in steps that evaluate", "rises"),
 } | {f"seconds_{phase}": Metric("s", f"time of the phase: {phase}") for phase in PHASES}

@@ -25,9 +25,10 @@ BACKEND_WRITES = (SafetensorError, RuntimeError)
 @contextmanager
 def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
     """Turns what the disk refuses, an OSError or what is named in ``also``, into a UserError."""
+    refusals: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
-    except (OSError, *also) as error:
+    except refusals as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise UserError(
             f"{path}: cannot be written ({reason}); put that right, then go on from the last checkpoint with --resume"
@@ -79,8 +80,7 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             for file in (self.metrics, self.evaluations, self.notices):
                 if file.exists():
-                    kept = [] if step is None else [line for line in read_lines(file) if line["step"] <= step]
-                    _write_whole(file, "".join(map(_line, kept)))
+                    _write_whole(file, "".join(map(_line, _up_to(step, file))))
             for file in self.rollouts.glob("step-*.jsonl.gz"):
                 if int(file.name[5:-9]) > (step or 0):
                     file.unlink()
@@ -125,6 +125,17 @@ def read_lines(file: Path) -> Iterator[Record]:
                 yield record
             elif line.endswith(b"\n"):
                 raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; mend or remove the line")
+
+
+def _up_to(step: int | None, file: Path) -> list[Record]:
+    """The records of the steps up to ``step``; none for None."""
+    if step is None:
+        return []
+    records = list(read_lines(file))
+    for record in records:
+        if not isinstance(record.get("step"), int):
+            raise UserError(f"{file}: a line without its step: {str(record)[:60]}; mend or remove the line")
+    return [record for record in records if record["step"] <= step]
 
 
 def _write_whole(file: Path, text: str) -> None:

@@ -100,8 +100,8 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
         suite = suites.load_suite(recipe.evaluation.suite)
         if suite.settings.verifier != recipe.reward.kind:
             raise UserError(
-                f"evaluation.suite: {suite.name} is graded by the {suite.settings.verifier} verifier, but reward.kind is "
-                f"{recipe.reward.kind}; choose another suite"
+                f"evaluation.suite: {suite.name} is graded by the {suite.settings.verifier} verifier, but reward.kind "
+                f"is {recipe.reward.kind}; choose another suite"
             )
         return suites.load_benchmarks(suite.benchmarks, recipe.evaluation.problems)
     if not data.held_out:

@@ -13,7 +13,6 @@ from backends.interface import Backend, BackendSettings, Sequences
 from delta_cli.assets import model_path
 from delta_cli.assets.make_tiny_base import (
     Plan,
-    boxed,
     demonstrations,
     main,
     make,
@@ -133,7 +132,8 @@ def test_the_wanted_share_of_results_is_off_by_one(tokenizer: Tokenizer) -> None
     steps = [step.split("=") for text in texts for step in text.split(" ")[:-1]]
     errors = [int(right) - eval(left) for left, right in steps]
     assert set(errors) == {-1, 0, 1}
-    assert abs(np.count_nonzero(errors) / 3000 - 0.3) < 0.03  # 3.6 standard deviations
+    assert len(errors) == 2000
+    assert abs(np.count_nonzero(errors) / 2000 - 0.3) < 0.04  # four standard deviations
     assert (
         sequences.tokens.tolist()
         == demonstrations(tasks.problems(plan.task, 1000, seed=0), plan, 7, tokenizer).tokens.tolist()
@@ -150,15 +150,9 @@ def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(
     assert -minute.score(sequences).logprobs.mean() < losses[-1]
 
 
-def test_the_accuracy_counts_the_boxed_answers(minute: Backend, tokenizer: Tokenizer) -> None:
+def test_random_weights_box_no_answer(minute: Backend, tokenizer: Tokenizer) -> None:
     problems = tasks.problems(TaskSpec(digits=1), 4, seed=0)
     assert sampled_accuracy(minute, problems, tokenizer, TaskSpec(digits=1), seed=0) == 0
-    assert [boxed(text) for text in ("\\boxed{1} \\boxed{23}", "\\boxed{2", "23", "\\boxed{x}")] == [
-        "23",
-        None,
-        None,
-        None,
-    ]
 
 
 def test_the_same_plan_gives_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

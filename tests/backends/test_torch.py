@@ -338,6 +338,10 @@ def test_export_of_adapters(
     backend.export(tmp_path)
     np.testing.assert_array_equal(backend.score(sequences).logprobs, scored)
 
+    modes = {file.suffix: file.stat().st_mode for file in tmp_path.rglob("*.*")}
+    assert modes[".safetensors"] == modes[".json"]
+    assert not (tmp_path / "adapter" / "README.md").exists()
+
     prefix = "model.layers.1.mlp.down_proj"
     a, b = (trained[f"{prefix}.lora_{part}.default.weight"] for part in "AB")
     base = torch.from_numpy(load_file(folder / "model.safetensors")[f"{prefix}.weight"])

@@ -6,6 +6,7 @@ be quick (padding, micro-batches, chunks of the head, caches) is shared with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,10 @@ class Oracle:
             optimizer.zero_grad()
             loss = objective(self.distributions(sequences).logprobs)
             loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+            gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            for gradient in gradients:  # torch's own clipping adds 1e-6 to the norm
+                gradient.mul_(min(1.0, (settings.max_grad_norm or math.inf) / norm.item()))
             optimizer.step()
         return loss.item(), norm.item()
 

@@ -126,6 +126,7 @@ def test_chat_templates_render_as_transformers_does(folder: Path, tmp_path: Path
     [
         ("{{ raise_exception('no system role') }}", "no system role"),
         ("{% if %}", "chat template failed"),
+        ("{{ 1 + 'a' }}", "chat template failed"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),  # a template comes from anyone
         (None, "no chat template"),
     ],

@@ -86,7 +86,9 @@ def run(path: Path, steps: int = 3, groups: int = 2, samples: int = 4) -> RunFol
                 correct = sample % 2 == 0
                 value = total if correct else total + sample
                 text = f"{7 + group}+8={value} \\boxed{{{value}}}"
-                records.append(record(tokenizer, text, correct=correct, group=group, problem=f"{7 + group}+8"))
+                problem = f"{7 + group}+8"
+                line = record(tokenizer, text, correct=correct, group=group, problem=problem, prompt=f"{problem}=?\n")
+                records.append(line)
         folder.write_rollouts(step, records)
         folder.append(folder.metrics, metrics(step, reward=step / steps))
     for step in (0, steps):

@@ -139,5 +139,3 @@ def drawn(folder: Path) -> list[Sequence[str]]:
     """Ids of the problems of each recorded step."""
     files = sorted((folder / "rollouts").glob("step-*"))
     return [list(dict.fromkeys(record["problem"] for record in read_lines(file))) for file in files]
-
-

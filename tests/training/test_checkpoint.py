@@ -125,8 +125,10 @@ def test_no_change_to_any_file_goes_unnoticed(data: st.DataObject, tmp_path_fact
 @given(
     manifest=st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["format", "files", "bytes", "sha256", "state.json", "../x"]), inner),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["format", "files", "bytes", "sha256", "state.json", "../x"]), inner)
+        ),
         max_leaves=8,
     )
 )

@@ -198,9 +198,9 @@ def pickle_in_disguise(folder: Path) -> None:
 
 
 def own_code(folder: Path) -> None:
-    edit("config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"})(
-        folder
-    )
+    edit(
+        "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    )(folder)
     (folder / "mine.py").write_text(f"open({str(folder / 'trace')!r}, 'w')\n")
 
 

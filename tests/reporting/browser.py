@@ -1,0 +1,64 @@
+"""A look at a page with headless Chromium: what it measures, and a screenshot."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+# Measures after the page is laid out; times scrolling by the layout that each step forces.
+SCRIPT = """
+addEventListener("load", () => {
+  const times = [];
+  for (let place = 0; place < 40; place++) {
+    const start = performance.now();
+    scrollTo(0, document.body.scrollHeight * place / 40);
+    document.elementFromPoint(50, 50)?.getBoundingClientRect();
+    times.push(performance.now() - start);
+  }
+  const boxes = [...document.querySelectorAll(".card")].map(card => card.getBoundingClientRect());
+  const colour = found => found && getComputedStyle(found).backgroundColor;
+  document.body.dataset.measured = JSON.stringify({
+    cards: boxes.length,
+    overlapping: boxes.some((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1
+                                                           && a.top < b.bottom - 1 && b.top < a.bottom - 1)),
+    overflow: document.documentElement.scrollWidth - innerWidth,
+    tokens: document.querySelectorAll(".tokens span").length,
+    titles: document.querySelectorAll(".tokens span[title]").length,
+    amplified: colour(document.querySelector(".tokens .u8")),
+    damped: colour(document.querySelector(".tokens .d8")),
+    figures: [...document.querySelectorAll("figure svg")].filter(svg => svg.getBoundingClientRect().height > 50).length,
+    slowest: Math.max(...times),
+  });
+});
+"""
+
+
+def measure(page: Path, scratch: Path, width: int = 1280) -> dict[str, Any]:
+    """What SCRIPT finds in a copy of the page that allows it to run."""
+    text = page.read_text(encoding="utf-8")
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    copy = scratch / "measured.html"
+    copy.write_text(opened.replace("</body>", f"<script>{SCRIPT}</script></body>"), encoding="utf-8")
+    dump = _chromium("--dump-dom", f"--window-size={width},900", copy.resolve().as_uri())
+    found = re.search(r'data-measured="([^"]*)"', dump)
+    assert found, dump[-500:]
+    return json.loads(html.unescape(found[1]))  # type: ignore[no-any-return]
+
+
+def screenshot(page: Path, picture: Path, width: int = 1280, height: int = 900) -> None:
+    """The page as it looks."""
+    _chromium(f"--screenshot={picture}", f"--window-size={width},{height}", page.resolve().as_uri())
+
+
+def _chromium(*arguments: str) -> str:
+    assert CHROMIUM is not None
+    # No sandbox: continuous integration runs as root; the pages are our own.
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -1,0 +1,58 @@
+"""The pages in a real browser, where there is one: elements found, colours seen, nothing overlapping or cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delta_cli.reporting.inspection import inspect_run
+from delta_cli.reporting.page import inspection_page
+from delta_cli.reporting.report import write_report
+from tests.reporting.browser import CHROMIUM, measure, screenshot
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+
+def colours(picture: Path) -> set[tuple[int, ...]]:
+    """The colours of a screenshot."""
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    return {tuple(map(int, colour)) for colour in np.unique(pixels, axis=0)}
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_inspection(run_path: Path, tmp_path: Path, width: int) -> None:
+    """Three different responses beside each other or below, every token with a value to hover."""
+    page = tmp_path / "inspect.html"
+    page.write_text(inspection_page(inspect_run(run_path)), encoding="utf-8")
+    found = measure(page, tmp_path, width)
+    assert found["cards"] == 3
+    assert found["titles"] == found["tokens"] > 30
+    assert found["overflow"] <= 0
+    assert not found["overlapping"]
+    assert found["amplified"] != found["damped"]
+
+
+def test_the_heatmap_is_orange_and_blue(run_path: Path, tmp_path: Path) -> None:
+    """Strong colours of both kinds are on the screen."""
+    page, picture = tmp_path / "inspect.html", tmp_path / "inspect.png"
+    page.write_text(inspection_page(inspect_run(run_path)), encoding="utf-8")
+    screenshot(page, picture)
+    seen = colours(picture)
+    assert any(red > 230 and blue < 120 for red, _, blue in seen)
+    assert any(blue > 230 and red < 130 for red, _, blue in seen)
+
+
+def test_report(run_path: Path, tmp_path: Path) -> None:
+    """Every figure has a size, the heatmaps are there, the page does not scroll sideways."""
+    page = tmp_path / "report.html"
+    write_report([run_path], page)
+    found = measure(page, tmp_path)
+    assert found["figures"] == 10
+    assert found["cards"] == 9
+    assert found["overflow"] <= 0
+    assert not found["overlapping"]

@@ -1,0 +1,94 @@
+"""``delta report``: one file that opens offline, for one run or several, finished or not."""
+
+from __future__ import annotations
+
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from delta_cli.errors import UserError
+from delta_cli.reporting.figures import charts, svg
+from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.reporting.report import differing, write_report
+from tests.reporting import synthetic
+from tests.reporting.test_inspection import Seen, hostile_path  # noqa: F401 (a fixture)
+
+
+def test_one_run(run_path: Path, tmp_path: Path) -> None:
+    """Everything the page promises is on it, and it fetches nothing."""
+    output = tmp_path / "deep" / "report.html"
+    assert write_report([run_path], output) == [output]
+    page = output.read_text(encoding="utf-8")
+    seen = Seen(page)
+    for name in ("reward", "accuracy", "length", "entropy", "clip_fraction", "coefficients_1", "phases"):
+        assert f'id="figure-{name}"' in page
+    for text in (
+        "40.0% → 40.0%",
+        "Where the responses part",
+        "does not hold: ",
+        "mean reward of the batch's responses",
+    ):
+        assert text in seen.text
+    assert "script" not in seen.tags
+    assert seen.fetched == [ref for ref in seen.fetched if ref.startswith("#")]
+    assert seen.tags.count("svg") == 10
+
+
+def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
+    """Each run in the legend, the differing recipe keys in a table, figures as PNG and SVG; equal names told apart."""
+    other = synthetic.run(tmp_path / "small", steps=2)
+    text = other.recipe.read_text(encoding="utf-8").replace("seed = 0", "seed = 7")
+    other.recipe.write_text(text, encoding="utf-8")
+    figures = tmp_path / "figures"
+    written = write_report([run_path, other.path], tmp_path / "report.html", figures)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(f">{other.path}</text>") >= 8
+    assert {file.suffix for file in written} == {".html", ".png", ".svg"}
+    assert all(file.stat().st_size > 1000 for file in written)
+    assert (figures / "reward.png").read_bytes().startswith(b"\x89PNG")
+    runs = [RecordedRun(run_path), RecordedRun(other.path)]
+    assert differing(runs) == {"run.seed": [0, 7]}
+
+
+def test_hostile_names_and_text(hostile_path: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A run's name is neither formula nor markup, in the page as in the drawings."""
+    write_report([hostile_path, hostile_path], tmp_path / "report.html")
+    seen = Seen((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "script" not in seen.tags
+    assert "hostile $x^2$ <b>" in seen.text
+    runs = [RecordedRun(hostile_path)] * 2
+    for chart in charts(runs):
+        ElementTree.fromstring(svg(chart, runs))
+
+
+def test_a_run_before_its_first_step(tmp_path: Path) -> None:
+    """Nothing to show is no reason to fail."""
+    synthetic.start(tmp_path / "run")
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert "recorded no responses" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
+    """A method without coefficients, a loss that is no number: gaps in a line, not an error."""
+    folder = synthetic.run(tmp_path / "run", steps=2)
+    record = synthetic.metrics(3) | {"reward_mean": float("nan"), "coefficient_p50": None, "grad_norm": float("inf")}
+    folder.append(folder.metrics, record)
+    write_report([folder.path], tmp_path / "report.html")
+
+
+def test_where_nothing_can_be_written(run_path: Path, tmp_path: Path) -> None:
+    """One line that names the place."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=r"cannot be written .* choose another place"):
+        write_report([run_path], tmp_path / "file" / "report.html")
+
+
+def test_a_long_run_is_quick_and_small(tmp_path: Path) -> None:
+    """Sixty steps of 64 responses, far below what is asked of 200 steps of 512 (see benchmarks/report.py)."""
+    folder = synthetic.run(tmp_path / "run", steps=60, groups=8, samples=8)
+    start = time.process_time()
+    write_report([folder.path], tmp_path / "report.html")
+    assert time.process_time() - start < 12
+    assert (tmp_path / "report.html").stat().st_size < 2_000_000
