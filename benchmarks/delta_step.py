@@ -20,7 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from common import show, write
 from workload import PHASES, Steps, Workload, steps
 
@@ -30,12 +29,14 @@ PRESETS = ("dapo", "delta")
 @contextmanager
 def counted_forwards() -> Iterator[list[int]]:
     """A list with one entry, the number of forwards of any transformer trunk since the block began."""
+    from torch.nn.modules import module as modules  # not above: processes that grade import this file, too
+
     count = [0]
 
-    def note(module: torch.nn.Module, *_: object) -> None:
+    def note(module: object, *_: object) -> None:
         count[0] += type(module).__name__ == "Qwen3Model"
 
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    handle = modules.register_module_forward_pre_hook(note)
     try:
         yield count
     finally:

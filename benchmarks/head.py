@@ -149,7 +149,9 @@ def main() -> None:
         return
     results = measure(args)
     add_memory(results, args)
-    show(f"head: {args.tokens} tokens, H {args.hidden}, V {args.vocabulary}, {args.dtype}, {args.device}", table(results))
+    show(
+        f"head: {args.tokens} tokens, H {args.hidden}, V {args.vocabulary}, {args.dtype}, {args.device}", table(results)
+    )
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "memory")}
     write(args.out, {"benchmark": "head", "settings": settings, "results": results})
 

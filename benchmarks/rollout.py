@@ -2,12 +2,9 @@
 
     python benchmarks/rollout.py --out benchmarks/results/rollout.json
 
-The same model, prompts, responses per prompt, temperature, threads and lengths. A schedule says how
-long each response is: all the same, or spread evenly in the logarithm over a factor of 16, in no
-order. ``generate`` gets the schedule as a stopping criterion for each row and takes the responses
-batch by batch, each until its longest is done. The backend gets it through the sampling noise: a
-value next to 1 draws the last id of the vocabulary, which is the stop. Both hold the same number of
-responses at a time, and only tokens of responses count. The backend also returns the
+The same model, prompts, responses per prompt, temperature, threads and lengths (see ``lengths.py``):
+all equal, or spread evenly in the logarithm over a factor of 16, in no order. Both hold the same
+number of responses at a time, and only tokens of responses count. The backend also returns the
 log-probability of every token; ``generate`` is not asked for it.
 """
 
@@ -19,83 +16,49 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from common import interleaved, median_ratio, show, write
-from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from lengths import schedule, scheduled_generate, scheduled_rollout
+from transformers import AutoModelForCausalLM
 from workload import Workload
 
-from backends import batching
 from backends.interface import Backend, BackendSettings, Ids, Sampling
 from backends.torch import create
 
-SPREAD = 16  # the longest response is so many times the shortest
-LENGTHS = ("equal", "ragged")
-
-
-def schedule(kind: str, count: int, longest: int) -> Ids:
-    """Tokens of each response."""
-    if kind == "equal":
-        return np.full(count, longest, np.int64)
-    lengths = np.geomspace(longest / SPREAD, longest, count).round().astype(np.int64)
-    return np.random.default_rng(0).permutation(lengths)
+SPREADS = (1, 16)  # the longest response has so many times the tokens of the shortest
 
 
 def ours(backend: Backend, prompts: list[Ids], samples: int, lengths: Ids, stop: int) -> None:
     """One rollout through the backend."""
-
-    def noise(seed: int, row: int, count: int) -> NDArray[np.floating]:
-        values = batching.uniforms(seed, row, count) * 0.99  # never the last id by chance
-        values[lengths[row] - 1] = 1 - 1e-9
-        return values
-
-    sampling = Sampling(max_tokens=int(lengths.max()) + 1, stop_ids=(stop,), samples=samples)
-    with patch("backends.torch.rollout.uniforms", noise):
+    sampling = Sampling(max_tokens=int(lengths.max()), stop_ids=(stop,), samples=samples)
+    with scheduled_rollout(lengths):
         done = backend.rollout(prompts, sampling)
     assert np.array_equal(np.diff(done.starts), lengths)
 
 
-class Schedule(StoppingCriteria):  # type: ignore[misc]
-    """Each row is done once it has its number of tokens."""
-
-    def __init__(self, prompt: int, lengths: Ids) -> None:
-        self._end = prompt + torch.from_numpy(lengths)
-
-    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        return input_ids.shape[1] >= self._end
-
-
 @torch.no_grad()
-def padded(model: Any, prompts: list[Ids], samples: int, lengths: Ids, slots: int) -> None:
-    """One rollout through ``generate``, ``slots`` responses at a time."""
-    rows = [prompt for prompt in prompts for _ in range(samples)]
-    for first in range(0, len(rows), slots):
-        part, wanted = rows[first : first + slots], lengths[first : first + slots]
-        width = max(map(len, part))
-        ids = torch.zeros(len(part), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for i, prompt in enumerate(part):
-            ids[i, width - len(prompt) :] = torch.from_numpy(prompt)
-            mask[i, width - len(prompt) :] = 1
-        done = model.generate(
-            ids,
-            attention_mask=mask,
+def padded(model: Any, prompts: list[Ids], samples: int, lengths: Ids, stop: int, slots: int) -> None:
+    """One rollout through ``generate``, ``slots`` responses at a time, each batch until its longest is done."""
+    rows = torch.from_numpy(np.repeat(np.stack(prompts), samples, axis=0))
+    for part, wanted in zip(rows.split(slots), np.split(lengths, range(slots, len(lengths), slots)), strict=True):
+        generate = scheduled_generate(model.generate, wanted, stop)
+        done = generate(
+            part,
+            attention_mask=torch.ones_like(part),
             do_sample=True,
             top_k=0,
             max_new_tokens=int(wanted.max()),
-            eos_token_id=model.config.vocab_size,  # never drawn
+            eos_token_id=stop,
             pad_token_id=0,
-            stopping_criteria=[Schedule(width, wanted)],
         )
-        assert done.shape[1] == width + wanted.max()
+        assert done.shape[1] == part.shape[1] + wanted.max()
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens per second of both ways for equal and for ragged lengths."""
-    workload = Workload(hidden=args.hidden, layers=args.layers, response=args.response + 1, prompt=args.prompt)
+    workload = Workload(hidden=args.hidden, layers=args.layers, response=args.response, prompt=args.prompt)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(workload.vocabulary, size=args.prompt) for _ in range(args.prompts)]
     with TemporaryDirectory() as scratch:
@@ -103,16 +66,17 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         backend = create(BackendSettings(model=str(folder), rollout_batch=args.slots), "cpu")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     results = []
-    for kind in LENGTHS:
-        lengths = schedule(kind, args.prompts * args.samples, args.response)
+    for spread in SPREADS:
+        lengths = schedule(args.prompts * args.samples, args.response, spread)
+        both = (prompts, args.samples, lengths, workload.stop)
         ways = {
-            "ours": partial(ours, backend, prompts, args.samples, lengths, workload.vocabulary - 1),
-            "generate": partial(padded, model, prompts, args.samples, lengths, args.slots),
+            "ours": partial(ours, backend, *both),
+            "generate": partial(padded, model, *both, args.slots),
         }
         seconds = interleaved(ways, args.rounds)
         results.append(
             {
-                "lengths": kind,
+                "spread": spread,
                 "tokens": int(lengths.sum()),
                 "tokens_per_second": {way: lengths.sum() / statistics.median(seconds[way]) for way in ways},
                 "faster": median_ratio(seconds["generate"], seconds["ours"]),
@@ -126,7 +90,7 @@ def table(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     """One row for each kind of lengths."""
     return [
         {
-            "lengths": row["lengths"],
+            "lengths": "equal" if row["spread"] == 1 else f"spread over {row['spread']}×",
             "tokens": f"{row['tokens']:,}",
             "generate, tokens/s": f"{row['tokens_per_second']['generate']:.0f}",
             "ours, tokens/s": f"{row['tokens_per_second']['ours']:.0f}",

@@ -41,9 +41,7 @@ def ours(backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samp
     return len(backend.rollout(prompts, sampling).tokens)
 
 
-def direct(
-    logprobs: bool, backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samples: int
-) -> int:
+def direct(logprobs: bool, backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samples: int) -> int:
     """One rollout through mlx-lm's generator. Returns the number of tokens."""
     mx.random.seed(SEED)
     generator = BatchGenerator(

@@ -2,12 +2,13 @@
 
     pip install 'trl==1.16.0'
     python benchmarks/step.py --out benchmarks/results/step.json
+    python benchmarks/step.py --spread 1 --out benchmarks/results/step_equal.json
     python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
 
 Both train the same random Qwen3 (float32, on the CPU, in one process with the same threads) on the
-same prompts with the same reward, and every response has the same length: neither model can draw
-its end of sequence. A step is one batch of rollouts and ``mini_batches`` updates on it. What TRL
-was set to, so that both do the same work:
+same prompts with the same reward, and responses of the same lengths: spread over a factor of 8, or
+all equal (``--spread 1``), where nothing is lost to padding. A step is one batch of rollouts and
+``mini_batches`` updates on it. What TRL was set to, so that both do the same work:
 
 - ``steps_per_generation`` updates for each generation, each on one whole batch of the device
   (no gradient accumulation), which makes TRL recompute log-probabilities first, as this project does;
@@ -36,6 +37,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import in_fresh_process, median_ratio, peak_memory, show, write
+from lengths import scheduled_generate
 from reward import reward
 from workload import PHASES, Workload, steps
 
@@ -87,7 +89,8 @@ def run_trl(workload: Workload, model: Path, rounds: int, between: Callable[[], 
         trainer = GRPOTrainer(
             str(model), grade, args=trl_settings(workload, rounds), train_dataset=dataset(workload), callbacks=[Turns()]
         )
-        trainer.eos_token_ids = [workload.never]
+        trainer.eos_token_ids = [workload.stop]
+        trainer.model.generate = scheduled_generate(trainer.model.generate, workload.lengths, workload.stop)
         trainer.train()
     finally:
         ProfilingContext._log_metrics = note_before
@@ -109,7 +112,6 @@ def trl_settings(workload: Workload, rounds: int) -> Any:
         num_generations=workload.responses,
         num_iterations=1,
         max_completion_length=workload.response,
-        generation_kwargs={"eos_token_id": workload.never},
         loss_type="grpo",
         epsilon=0.2,
         beta=0.0,
@@ -201,7 +203,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Workload):
         name = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(name, type=type(field.default), default=field.default, metavar=str(field.default))
+        default = 8 if field.name == "spread" else field.default
+        parser.add_argument(name, type=type(default), default=default, metavar=str(default))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="where to write the JSON")
     parser.add_argument("--memory", choices=("TRL", *PRESETS), help=argparse.SUPPRESS)
@@ -211,10 +214,11 @@ def main() -> None:
         print(json.dumps(memory(args.memory, workload)))
         return
     result = measure(workload, args.rounds)
-    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
     for name, row in result.items():
-        row["memory"] = in_fresh_process(__file__, "--memory", name, *sizes)
-    show(f"one training step: {workload}", table(result))
+        row["memory"] = in_fresh_process(__file__, "--memory", name, *options)
+    sizes = ", ".join(f"{name} {value}" for name, value in asdict(workload).items())
+    show(f"one training step: {sizes}", table(result))
     write(args.out, {"benchmark": "step", "workload": asdict(workload), "rounds": args.rounds, "results": result})
 
 

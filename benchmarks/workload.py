@@ -1,4 +1,4 @@
-"""A training step of known size: a random model, prompts and responses of fixed length, a trivial reward."""
+"""A training step of known size: a random model, prompts and responses of known lengths, a trivial reward."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from lengths import schedule, scheduled_rollout
 
 from backends import registry
-from backends.interface import Backend
+from backends.interface import Backend, Ids
 from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.problem import Problem
@@ -29,7 +30,7 @@ PHASES = ("rollout", "reward", "score", "credit", "update")
 
 @dataclass(frozen=True)
 class Workload:
-    """The sizes of a step. Every response has ``response`` tokens: its end-of-sequence id is never drawn."""
+    """The sizes of a step; the lengths of its responses are known beforehand."""
 
     vocabulary: int = 4096
     hidden: int = 384
@@ -37,16 +38,22 @@ class Workload:
     prompts: int = 8
     responses: int = 8  # for each prompt
     prompt: int = 64  # tokens
-    response: int = 64  # tokens
+    response: int = 64  # tokens of the longest
+    spread: int = 1  # the longest has so many times the tokens of the shortest
     mini_batches: int = 4
     head_chunk: int = 1024  # tokens whose logits exist at a time
     learning_rate: float = 1e-6
     weight_decay: float = 0.1
 
     @property
-    def never(self) -> int:
-        """An id that the model does not have."""
-        return self.vocabulary
+    def lengths(self) -> Ids:
+        """Tokens of each response."""
+        return schedule(self.prompts * self.responses, self.response, self.spread)
+
+    @property
+    def stop(self) -> int:
+        """The id that ends a response."""
+        return self.vocabulary - 1
 
     def questions(self) -> list[str]:
         """Texts of ``prompt`` tokens: the tokenizer reads bytes."""
@@ -100,17 +107,16 @@ class Steps:
 
     def __init__(self, workload: Workload, roller: Roller, updater: Updater) -> None:
         self.backend: Backend = updater.backend
-        self.clock = Clock()
         self.seconds: list[dict[str, float]] = []  # of the phases of each step
         self._roller = roller
         self._updater = updater
         self._problems = [Problem(text, text, "", "benchmark") for text in workload.questions()]
-        self._tokens = workload.prompts * workload.responses * workload.response
+        self._lengths = workload.lengths
 
     def __call__(self) -> None:
         """One step."""
         number, clock, updater = len(self.seconds), Clock(), self._updater
-        with clock.phase("rollout"):
+        with clock.phase("rollout"), scheduled_rollout(self._lengths):
             waiting = self._roller.roll(self._problems, derive(0, number, "rollout"))
         with clock.phase("reward"):
             batch = waiting.result()
@@ -120,7 +126,7 @@ class Steps:
             credit = updater.credit(batch, scored, number)
         with clock.phase("update"):
             updater.update(batch, credit, number)
-        assert len(batch.sequences.tokens) == self._tokens
+        assert np.array_equal(batch.sequences.lengths, self._lengths)
         self.seconds.append({phase: clock.seconds[phase] for phase in PHASES})
 
 
@@ -129,7 +135,7 @@ def steps(workload: Workload, model: Path, preset: str, backend_name: str = "cpu
     """Steps with a preset on a model of their own, read from the folder ``model``."""
     recipe = workload.recipe(model, preset)
     tokenizer = Tokenizer.load(str(model))
-    tokenizer.eos_ids = (workload.never,)
+    tokenizer.eos_ids = (workload.stop,)
     with make_grader(recipe) as grader:
         backend = registry.create(backend_name, backend_settings(recipe))
         try:

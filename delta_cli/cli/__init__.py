@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -31,7 +32,8 @@ def _options(
     """Options of every command."""
 
 
-from delta_cli.cli import doctor, evaluate, parity, recipe, study, train  # noqa: E402, F401  (each registers its commands on app)
+# Each registers its commands on app.
+from delta_cli.cli import doctor, evaluate, look, parity, recipe, study, train  # noqa: E402, F401
 
 
 def main() -> None:
@@ -43,3 +45,6 @@ def main() -> None:
     except (UserError, BackendError) as error:
         typer.echo(f"delta: {error}", err=True)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -73,11 +74,12 @@ def quickstart() -> Path:
 def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool) -> int:
     """Run to the end or until asked to stop; the exit code."""
     from delta_cli.reporting.console import console_observer
+    from delta_cli.reporting.trackers import with_tracking
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
 
     stop = StopSignal()
-    observer = console_observer(mode)
+    observer = with_tracking(console_observer(mode), recipe, folder)
     try:
         with open_trainer(recipe, backend, folder, observer, stop.asked) as trainer:
             trainer.run(resume)
@@ -101,8 +103,8 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.number = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, self._hear)
 
     def asked(self) -> bool:
         """Whether a signal came."""
@@ -110,5 +112,7 @@ class StopSignal:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        signal.signal(number, signal.SIG_DFL)
-        typer.echo("stopping at the next safe point; once more to stop at once", err=True)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        # Not print: the signal may have come in the middle of one, which cannot be entered twice.
+        os.write(2, b"stopping at the next safe point; once more to stop at once\n")
