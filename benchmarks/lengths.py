@@ -1,6 +1,7 @@
 """Responses whose lengths are known beforehand, the same for this project and for transformers.
 
-The last id of the vocabulary is the stop, and every response ends with it, at its place in the schedule and nowhere else.
+The last id of the vocabulary is the stop: every response ends with it, at its place in the schedule and
+nowhere else.
 """
 
 from __future__ import annotations

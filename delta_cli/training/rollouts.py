@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -128,8 +128,11 @@ class Roller:
     flip: float = 0.0  # share of rewards to flip
     observer: Observer = field(default_factory=Observer)
 
-    def roll(self, problems: Sequence[Problem], seed: int) -> PendingBatch:
-        """Sample ``settings.responses`` responses for each problem."""
+    def roll(self, problems: Sequence[Problem], seed: int, check: Callable[[], None] = lambda: None) -> PendingBatch:
+        """Sample ``settings.responses`` responses for each problem; ``check`` may raise to end it early.
+
+        It is called whenever a response is complete.
+        """
         prompts = [encode_prompt(problem, self.template, self.tokenizer) for problem in problems]
         samples = self.settings.responses
         pending: dict[int, tuple[str, Future[Verdict]]] = {}
@@ -137,6 +140,7 @@ class Roller:
 
         def finished(row: int, tokens: Ids) -> None:
             nonlocal tokens_seen
+            check()
             text = self.tokenizer.decode(tokens)
             truncated = not len(tokens) or int(tokens[-1]) not in self.tokenizer.eos_ids
             pending[row] = text, self.grader.submit(text, problems[row // samples], len(tokens), truncated)

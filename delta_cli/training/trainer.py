@@ -93,7 +93,7 @@ class Trainer:
         """Train until the recipe's last step, then export the model.
 
         Raises Interrupted when ``stop_asked`` said so: between two steps or before the updates of
-        one, which is then dropped and drawn again on resume.
+        one, which is then dropped and drawn again on resume. What is done is saved before.
         """
         found = self._restore() if resume else None
         self.folder.begin(to_toml(self.recipe), found)
@@ -150,7 +150,7 @@ class Trainer:
         for attempt in range(rollout.dynamic_limit if rollout.dynamic else 1):
             with self.clock.phase("rollout"):
                 drawn = sampler.batch(self.problems, self.state.draws + attempt, rollout.prompts, seed)
-                waiting = self.roller.roll(drawn, derive(seed, number, f"rollout {attempt}"))
+                waiting = self.roller.roll(drawn, derive(seed, number, f"rollout {attempt}"), self._check_stop)
             with self.clock.phase("reward"):
                 self.observer.phase("reward")
                 batch = waiting.result()

@@ -220,7 +220,7 @@ def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_pat
 
     def listen(trainer: Any) -> None:
         roll = trainer.roller.roll
-        trainer.roller.roll = lambda problems, seed: seen.extend(p.id for p in problems) or roll(problems, seed)
+        trainer.roller.roll = lambda problems, *rest: seen.extend(p.id for p in problems) or roll(problems, *rest)
 
     recipe = make_recipe(model, run__steps=3, rollout__dynamic_limit=3, reward__length=0.0, **RARE)
     train(recipe, tmp_path, prepare=listen)

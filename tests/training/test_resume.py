@@ -163,3 +163,18 @@ def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
         train(recipe, tmp_path / "run", resume=True)
     data.write_text("".join(rows))
     train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
+def test_a_stop_does_not_wait_for_the_rollout(backend: str, model: Path, tmp_path: Path) -> None:
+    """It comes with the first response that is complete, and the dropped step is drawn again."""
+    recipe = make_recipe(model, **SMALL, run__steps=2)
+    heard: list[int] = []
+    watcher = Watcher()
+    watcher.advance = lambda responses, tokens: heard.append(responses)  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "stopped", installed(backend), observer=watcher, stop_asked=lambda: len(heard) > 12)
+    assert len(heard) == 13  # two of the evaluation before the first step, and eleven of its 32
+    train(recipe, tmp_path / "stopped", backend, resume=True)
+    train(recipe, tmp_path / "straight", backend)
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
