@@ -1,27 +1,30 @@
 """Does the credit find the mistake? How well token weights single out the first wrong token of a response.
 
-On the embedded task the solver knows every step, so the first token at which a response departs
-from the derivation is known exactly. A weight that finds it is larger there than on the other
-tokens of the same response.
+On the embedded task the solver knows every step, so the first token at which a wrong response
+departs from the derivation is known exactly. A weight that finds it is larger there than on the
+other tokens of the same response. Most mistakes are wrong results, and a weight may favour results
+as such, so the comparison with the response's other results is the harder test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Ids, Proxy, ProxyKind
+from backends.interface import Backend, Ids, Proxy, ProxyKind
 from delta_cli.credit import group_advantages, method, token_coefficients
 from delta_cli.credit.surrogate import future_kl_weights
 from delta_cli.data import tasks
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.training.rollouts import RolloutBatch
-from delta_cli.training.trainer import Trainer
+from delta_cli.training.update import Updater
 
 Array = NDArray[np.float64]
 
@@ -36,97 +39,144 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-VARIANTS = (
-    Variant("delta (output_row)"),
-    Variant("delta (hidden_topk)", "hidden_topk"),
-    Variant("delta (hidden_exact)", "hidden_exact"),
-    Variant("delta by group", by_group=True),
-    Variant("delta (hidden_exact) by group", "hidden_exact", by_group=True),
+VARIANTS = (  # those of a proxy together: they share its forward
+    Variant("delta"),
+    Variant("delta, by group", by_group=True),
     Variant("delta, K = 0", settings={"refinements": 0}),
     Variant("delta, K = 2", settings={"refinements": 2}),
     Variant("delta, hard scores", settings={"score": "hard"}),
     Variant("delta, fixed temperature", settings={"temperature": 1.0}),
     Variant("delta, within side", settings={"contrast": "within"}),
     Variant("delta, random", settings={"score": "random"}),
+    Variant("delta hidden_topk", "hidden_topk"),
+    Variant("delta hidden_topk, by group", "hidden_topk", by_group=True),
+    Variant("delta hidden_exact", "hidden_exact"),
+    Variant("delta hidden_exact, by group", "hidden_exact", by_group=True),
 )
 
 
 @dataclass(frozen=True)
+class Marks:
+    """What the solver knows of the tokens of a batch."""
+
+    mistakes: Ids  # [R] flat index of each wrong response's first wrong token; -1 where there is none
+    results: NDArray[np.bool_]  # [N] digits after an equals sign, in responses with a mistake
+    digits: NDArray[np.bool_]  # [N] digits; all other tokens are formatting
+
+
+@dataclass(frozen=True)
 class Separation:
-    """How a weight treats the first wrong token against the other tokens of the same wrong responses."""
+    """How a weight treats the first wrong token against the other tokens of the same wrong responses.
+
+    An AUC is the chance that the first wrong token outweighs another token of its response, ties
+    counting half: 0.5 is no better than chance. It is NaN where no response can be compared.
+    """
 
     weight: str
     there: float  # mean weight of the first wrong token
-    elsewhere: float  # mean weight of the other tokens
-    auc: float  # chance that the first wrong token outweighs another of its response; 0.5 is chance
+    elsewhere: float  # mean over responses of the mean weight of the other tokens
+    auc: float  # against all other tokens
+    auc_results: float  # against the other results, of mistakes in a result
     responses: int
+    responses_results: int
 
 
-def first_wrong_tokens(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Ids:
-    """Flat index of each wrong response's first wrong token, [R]; -1 for responses graded correct."""
-    found = np.full(len(batch.texts), -1, dtype=np.int64)
+@dataclass(frozen=True)
+class KindMeans:
+    """Mean weight of formatting and of digit tokens, in responses with A > 0 and with A < 0."""
+
+    formatting_share: float  # of the tokens with an advantage
+    formatting_positive: float
+    digits_positive: float
+    formatting_negative: float
+    digits_negative: float
+
+
+def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
+    """Find the first wrong token of every response that is graded wrong, and the digits."""
+    starts, tokens = batch.sequences.starts, batch.sequences.tokens
+    ids, inverse = np.unique(tokens, return_inverse=True)
+    digits = np.array([tokenizer.decode([token]).isdigit() for token in ids], bool)[inverse]
+    mistakes = np.full(len(batch.texts), -1, np.int64)
+    results = np.zeros(len(tokens), bool)
     for row in np.flatnonzero(~batch.correct):
-        tokens = batch.sequences.response(int(row))
+        own = batch.sequences.response(int(row))
         character = tasks.first_error(batch.problems[row // batch.samples], batch.texts[row], task)
-        if character is None or not len(tokens):
+        if character is None or not len(own):
             continue
-        found[row] = batch.sequences.starts[row] + tasks.token_at(tokenizer.pieces(tokens), character)
+        pieces = tokenizer.pieces(own)
+        mistakes[row] = starts[row] + tasks.token_at(pieces, character)
+        for match in re.finditer(r"=(\d+)", "".join(pieces)):
+            first, last = (tasks.token_at(pieces, place) for place in (match.start(1), match.end(1) - 1))
+            results[starts[row] + first : starts[row] + last + 1] = True
+    return Marks(mistakes, results, digits)
+
+
+def separation(name: str, weights: Array, marks: Marks, starts: Ids) -> Separation:
+    """Summarise weights [N] over the responses with a mistake; ``starts`` [R+1]."""
+    there, elsewhere, wins, wins_results = [], [], [], []
+    for row in np.flatnonzero(marks.mistakes >= 0):
+        place = marks.mistakes[row]
+        others = np.arange(starts[row], starts[row + 1])
+        others = others[others != place]
+        if not len(others):
+            continue
+        there.append(weights[place])
+        elsewhere.append(weights[others].mean())
+        wins.append(_outweighs(weights[place], weights[others]))
+        results = others[marks.results[others]]
+        if marks.results[place] and len(results):
+            wins_results.append(_outweighs(weights[place], weights[results]))
+    means = [float(np.mean(values)) if values else np.nan for values in (there, elsewhere, wins, wins_results)]
+    return Separation(name, *means, len(wins), len(wins_results))
+
+
+def _outweighs(weight: np.float64, others: Array) -> np.float64:
+    return np.mean((weight > others) + 0.5 * (weight == others))
+
+
+def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> KindMeans:
+    """Mean weights [N] by kind and side; ``advantages`` of the tokens [N]."""
+
+    def mean(members: NDArray[np.bool_]) -> float:
+        return float(weights[members].mean()) if members.any() else np.nan
+
+    positive, negative = advantages > 0, advantages < 0
+    moving = positive | negative
+    share = float((~digits)[moving].mean()) if moving.any() else np.nan
+    return KindMeans(
+        share, mean(positive & ~digits), mean(positive & digits), mean(negative & ~digits), mean(negative & digits)
+    )
+
+
+def token_weights(backend: Backend, batch: RolloutBatch, step: int) -> dict[str, Array]:
+    """The weight [N] that each variant, and each plain statistic, gives every token under the current policy."""
+    advantages = group_advantages(batch.rewards, batch.groups)
+    found: dict[str, Array] = {}
+    for proxy, variants in groupby(VARIANTS, key=lambda variant: variant.proxy):
+        scores = backend.score(batch.sequences, Proxy(proxy))
+        assert scores.features is not None
+        for variant in variants:
+            found[variant.name] = token_coefficients(
+                scores.features,
+                advantages,
+                batch.sequences.starts,
+                groups=batch.groups if variant.by_group else None,
+                rng=np.random.default_rng(step),
+                **variant.settings,
+            ).weights
+        scores.features.close()
+    found["entropy (forking tokens)"] = np.asarray(scores.entropies, np.float64)
+    found["surprisal"] = -np.asarray(scores.logprobs, np.float64)
     return found
 
 
-def separation(name: str, weights: Array, mistakes: Ids, starts: Ids) -> Separation:
-    """Summarise weights [N] over the responses with a mistake; ``starts`` [R+1]."""
-    there, elsewhere, wins = [], [], []
-    for row in np.flatnonzero(mistakes >= 0):
-        own = weights[starts[row] : starts[row + 1]]
-        place = mistakes[row] - starts[row]
-        others = np.delete(own, place)
-        if not len(others):
-            continue
-        there.append(own[place])
-        elsewhere.append(others.mean())
-        wins.append(np.mean((own[place] > others) + 0.5 * (own[place] == others)))
-    if not wins:
-        return Separation(name, np.nan, np.nan, np.nan, 0)
-    return Separation(name, float(np.mean(there)), float(np.mean(elsewhere)), float(np.mean(wins)), len(wins))
-
-
-def measure(trainer: Trainer, batch: RolloutBatch, task: TaskSpec) -> list[Separation]:
-    """Every weight on one batch, under the trainer's current policy.
-
-    The updates that FIPO's weights need move the policy, so this comes last on a policy.
-    """
-    mistakes = first_wrong_tokens(batch, task, trainer.roller.tokenizer)
-    starts = batch.sequences.starts
-    return [separation(name, weights, mistakes, starts) for name, weights in _weights(trainer, batch)]
-
-
-def _weights(trainer: Trainer, batch: RolloutBatch) -> Iterator[tuple[str, Array]]:
-    advantages = group_advantages(batch.rewards, batch.groups)
-    for variant in VARIANTS:
-        scores = trainer.backend.score(batch.sequences, Proxy(variant.proxy))
-        assert scores.features is not None
-        coefficients = token_coefficients(
-            scores.features,
-            advantages,
-            batch.sequences.starts,
-            groups=batch.groups if variant.by_group else None,
-            rng=np.random.default_rng(trainer.state.step),
-            **variant.settings,
-        )
-        scores.features.close()
-        yield variant.name, coefficients.weights
-    yield "entropy (forking tokens)", np.asarray(scores.entropies, np.float64)
-    yield "fipo, after the updates", _future_kl(trainer, batch)
-
-
-def _future_kl(trainer: Trainer, batch: RolloutBatch) -> Array:
-    """FIPO's weights once the step's updates have moved the policy."""
-    updater = trainer.updater
+def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Array:
+    """Make the step's updates and return FIPO's weights [N] after them; before, they are all 1."""
     scored = updater.score(batch)
-    credit = updater.credit(batch, scored, trainer.state.step)
-    updater.update(batch, credit, trainer.state.step)
-    moved = np.asarray(trainer.backend.score(batch.sequences).logprobs, np.float64)
+    credit = updater.credit(batch, scored, step)
+    updater.update(batch, credit, step)
+    moved = np.asarray(updater.backend.score(batch.sequences).logprobs, np.float64)
     delta = np.clip(moved - scored.scores.logprobs, -20, 20)
     lengths = batch.sequences.lengths
     weights, _ = future_kl_weights(delta, np.repeat(credit.advantages, lengths), lengths, method("fipo"))
