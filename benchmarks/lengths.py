@@ -41,7 +41,10 @@ def scheduled_rollout(lengths: Ids) -> Iterator[None]:
 
 
 def scheduled_generate(generate: Callable[..., Any], lengths: Ids, stop: int) -> Callable[..., Any]:
-    """transformers' ``generate`` with these lengths: rows stop one by one, the call with the longest."""
+    """transformers' ``generate`` with these lengths: rows stop one by one, the call with the longest.
+
+    Its ``eos_token_id`` must be one that the model does not have, so that nothing else ends a row.
+    """
 
     def call(input_ids: Any, **options: Any) -> Any:
         width = input_ids.shape[1]

@@ -50,7 +50,7 @@ def padded(model: Any, prompts: list[Ids], samples: int, lengths: Ids, stop: int
             do_sample=True,
             top_k=0,
             max_new_tokens=int(wanted.max()),
-            eos_token_id=stop,
+            eos_token_id=stop + 1,
             pad_token_id=0,
         )
         assert done.shape[1] == part.shape[1] + wanted.max()

@@ -112,6 +112,7 @@ def trl_settings(workload: Workload, rounds: int) -> Any:
         num_generations=workload.responses,
         num_iterations=1,
         max_completion_length=workload.response,
+        generation_kwargs={"eos_token_id": workload.stop + 1},  # see scheduled_generate
         loss_type="grpo",
         epsilon=0.2,
         beta=0.0,

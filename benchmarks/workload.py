@@ -37,8 +37,8 @@ class Workload:
     layers: int = 6
     prompts: int = 8
     responses: int = 8  # for each prompt
-    prompt: int = 64  # tokens
-    response: int = 64  # tokens of the longest
+    prompt: int = 16  # tokens
+    response: int = 128  # tokens of the longest
     spread: int = 1  # the longest has so many times the tokens of the shortest
     mini_batches: int = 4
     head_chunk: int = 1024  # tokens whose logits exist at a time

@@ -1,5 +1,9 @@
-"""The one exception that reaches a person."""
+"""The exceptions that reach a person."""
 
 
 class UserError(Exception):
     """A problem a person can fix. The message is one line: what, where, why, how to fix."""
+
+
+class NotFetchedError(UserError):
+    """Something of the hub that is not on this machine and cannot be fetched now; the recipe may be right."""

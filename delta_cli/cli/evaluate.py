@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.evaluate import Benchmark
     from delta_cli.evaluation.results import EvaluationSettings
     from delta_cli.recipe import Recipe
+    from delta_cli.rewards.grader import Grader
 
 SuiteOption = Annotated[
     str | None, typer.Option(help="A shipped suite, or the path of a suite's .toml.", show_default=False)
@@ -45,7 +46,9 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", show_default=False)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.", show_default=False)] = None,
     template: Annotated[str | None, typer.Option(help="Prompt template.", show_default=False)] = None,
-    limit: Annotated[int | None, typer.Option(help="So many problems of each benchmark.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="So many problems of each benchmark.", min=1, show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.", show_default=False)] = None,
     backend: BackendOption = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
@@ -53,7 +56,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model or a run: avg@k, pass@k and maj@k with intervals; written as JSON too.
 
-    A run without --suite or --data is evaluated on the problems it held out.
+    A run without --suite or --data is evaluated on the problems it held out. A suite brings its own
+    verifier; without one, a run's responses are judged by the reward it was trained with.
     """
     if suite and data:
         raise UserError("--suite and --data: give one of them")
@@ -68,7 +72,7 @@ def evaluate(
     }
     name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
     folder = out or _folder_of(subject, model) / name
-    _run(subject, backend, name, settings, benchmarks, folder, quiet)
+    _run(subject, backend, name, settings, benchmarks, _grader(subject, suite, settings), folder, quiet)
 
 
 @app.command()
@@ -147,20 +151,20 @@ def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
 def _settings_of(subject: Subject) -> EvaluationSettings:
     """A run's own evaluation settings; the paper's for a model."""
     from delta_cli.evaluation.results import EvaluationSettings
-    from delta_cli.training.setup import template_of
+    from delta_cli.training.setup import evaluation_settings
 
-    if subject.recipe is None:
-        return EvaluationSettings()
-    recipe = subject.recipe
-    return EvaluationSettings(
-        verifier="code" if recipe.reward.kind == "code" else "math",
-        samples=recipe.evaluation.samples,
-        temperature=recipe.evaluation.temperature,
-        top_p=recipe.evaluation.top_p,
-        max_tokens=recipe.evaluation.max_tokens or recipe.rollout.max_tokens,
-        template=template_of(recipe),
-        seed=recipe.run.seed,
-    )
+    return EvaluationSettings() if subject.recipe is None else evaluation_settings(subject.recipe)
+
+
+def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings) -> Grader:
+    """A suite's verifier; without a suite, a run's own reward."""
+    from delta_cli.rewards.grader import Grader
+    from delta_cli.rewards.spec import RewardSpec
+    from delta_cli.training.setup import make_grader
+
+    if suite is None and subject.recipe is not None:
+        return make_grader(subject.recipe)
+    return Grader(RewardSpec(kind=settings.verifier), workers=2, timeout=10.0)
 
 
 def _folder_of(subject: Subject, model: str) -> Path:
@@ -175,6 +179,7 @@ def _run(
     name: str,
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],
+    grader: Grader,
     folder: Path,
     quiet: bool,
 ) -> None:
@@ -185,11 +190,9 @@ def _run(
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.tables import render
     from delta_cli.reporting.progress import evaluation_progress
-    from delta_cli.rewards.grader import Grader
-    from delta_cli.rewards.spec import RewardSpec
 
     with ExitStack() as stack:
-        grader = stack.enter_context(Grader(RewardSpec(kind=settings.verifier), workers=2, timeout=10.0))
+        stack.enter_context(grader)
         tokenizer = Tokenizer.load(subject.settings.model)
         backend = registry.create(backend_name, subject.settings)
         stack.callback(backend.close)

@@ -32,12 +32,13 @@ def study(
     from delta_cli.study import summary as results
     from delta_cli.study.grid import Cell, run_grid
     from delta_cli.study.plan import load_study
+    from delta_cli.training.run_folder import writing
 
-    loaded = load_study(plan)
     changes = {name: value for name, value in (("seeds", seeds), ("jobs", jobs)) if value is not None}
-    loaded = type(loaded).model_validate(loaded.model_dump() | changes)
+    loaded = load_study(plan, **changes)
     folder = out or Path("studies") / loaded.name
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
     def report(done: int, total: int, cell: Cell) -> None:
         typer.echo(f"{done}/{total}  {cell.folder.name}")
@@ -47,10 +48,12 @@ def study(
     found = results.outcomes(loaded, folder)
     rows = results.summarise(loaded, found)
     table = render.table(loaded, rows)
-    with (folder / "table.txt").open("w", encoding="utf-8") as file:
-        Console(file=file, width=140).print(table)
-    (folder / "study.json").write_text(json.dumps(results.as_json(loaded, found, rows), indent=1) + "\n")
-    render.figure(loaded, found, rows, [folder / "curves.png", folder / "curves.svg"])
+    with writing(folder):
+        with (folder / "table.txt").open("w", encoding="utf-8") as file:
+            Console(file=file, width=140).print(table)
+        text = json.dumps(results.as_json(loaded, found, rows), indent=1)
+        (folder / "study.json").write_text(text + "\n", encoding="utf-8")
+        render.figure(loaded, found, rows, [folder / "curves.png", folder / "curves.svg"])
     console = Console()
     console.print(table)
     console.print(f"written to {folder}", highlight=False)

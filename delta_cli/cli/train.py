@@ -78,24 +78,21 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool)
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
 
-    stop = StopSignal()
+    stop, stopped = StopSignal(), None
     observer = with_tracking(console_observer(mode), recipe, folder)
     try:
         with open_trainer(recipe, backend, folder, observer, stop.asked) as trainer:
             trainer.run(resume)
     except Interrupted as interrupted:
-        observer.end()
-        typer.echo(f"stopped after step {interrupted.step}; go on with: {_again(folder)}", err=True)
-        return 128 + stop.number
+        stopped = interrupted.step
     finally:
         observer.end()
+    if stopped is not None:
+        typer.echo(f"stopped after step {stopped}; go on with: delta train --resume --run-dir {folder}", err=True)
+        return 128 + stop.number
     if mode == "auto":
         typer.echo(f"done: {folder}  (the model is in {folder / 'model'})")
     return 0
-
-
-def _again(folder: Path) -> str:
-    return f"delta train --resume --run-dir {folder}"
 
 
 class StopSignal:

@@ -87,9 +87,9 @@ class CoefficientSettings:
 class TokenCoefficients:
     """Coefficients of N tokens; ``degenerate`` says why there was no contrast, or is None.
 
-    ``weights`` have mean 1; ``alpha`` is the final score in [0, 1], 0 where the advantage is 0;
-    ``margins`` are D under the final centroids, positive where a token is nearer to its own side's
-    centroid, 0 where the advantage is 0.
+    ``weights`` have mean 1, unless ``normalise`` was "count"; ``alpha`` is the final score in [0, 1], 0
+    where the advantage is 0; ``margins`` are D under the final centroids, positive where a token is
+    nearer to its own side's centroid, 0 where the advantage is 0.
     """
 
     weights: Array  # [N]

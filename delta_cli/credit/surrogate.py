@@ -86,9 +86,10 @@ class Surrogate:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether any token can get a gradient: False where every advantage is zero or every token is left out."""
-        moved = bool(np.any(self.batch.advantages)) or self.batch.kl_coefficient > 0
-        return bool(self.all_sum(np.array([moved and self._shares.any()], np.float64))[0])
+        """Whether any token can get a gradient: False where each has no advantage, no weight, or is left out."""
+        advantages = np.repeat(self.batch.advantages, np.diff(self.batch.starts))
+        moved = np.any(self._factors * advantages) or (self.batch.kl_coefficient > 0 and self._shares.any())
+        return bool(self.all_sum(np.array([moved], np.float64))[0])
 
     def restart(self) -> None:
         """Forget what was seen, for a backend that starts the mini-batch over."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from delta_cli.errors import UserError
+from delta_cli.errors import NotFetchedError, UserError
 
 Row = Mapping[str, Any]
 Located = Iterator[tuple[str, Row]]  # where a row is, for messages; the row
@@ -126,7 +126,8 @@ def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> L
             table = datasets.load_dataset(name, config, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         where = f"{name} ({config}, {split})" if config else f"{name} ({split})"
-        raise UserError(f"data.source: {where}: cannot be loaded: {_reason(error)}") from error
+        kind = UserError if Path(name).is_dir() else NotFetchedError
+        raise kind(f"data.source: {where}: cannot be loaded: {_reason(error)}") from error
     _check_columns(name, columns, table.column_names)
     selected: Iterable[Row] = table.select_columns(sorted(columns))
     for number, row in enumerate(selected, start=1):

@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
-from delta_cli.errors import UserError
+from delta_cli.errors import NotFetchedError, UserError
 
 Ids = NDArray[np.int64]
 
@@ -146,7 +146,7 @@ def _folder(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:  # what the hub's own errors derive from
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{model}: not a folder, and the hub does not give it ({reason})") from error
+        raise NotFetchedError(f"{model}: not a folder, and the hub does not give it ({reason})") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

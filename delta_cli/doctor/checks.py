@@ -20,7 +20,7 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.estimate import estimate, needed
 from delta_cli.doctor.machine import Machine, look
 from delta_cli.doctor.shapes import shape_of
-from delta_cli.errors import UserError
+from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.training.setup import (
@@ -52,7 +52,7 @@ class Finding:
 def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
     """Every finding, as it is made. ``run_model`` says whether to load the model and time it.
 
-    What a check cannot be done without (weights, data) is a note when it is not there.
+    What a check cannot be done without (weights, data) is a note when it is only not downloaded yet.
     """
     name = registry.default() if backend == "auto" else backend
     machine = look(name)
@@ -61,19 +61,23 @@ def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
     try:
         tokenizer = load_tokenizer(recipe)
     except UserError as error:
-        yield Finding("note", "tokenizer", f"not looked at: {error}")
+        yield _not_looked_at("tokenizer", error)
         return
     yield from _tokenizer(recipe, tokenizer)
     try:
         data = load_data(recipe, tokenizer)
         load_benchmarks(recipe, data)
     except UserError as error:
-        yield Finding("note", "data", f"not looked at: {error}")
+        yield _not_looked_at("data", error)
         return
     with make_grader(recipe) as grader:
         yield from _data(recipe, data, grader)
         if run_model:
             yield from _model(recipe, name, tokenizer, data, grader)
+
+
+def _not_looked_at(subject: str, error: UserError) -> Finding:
+    return Finding("note" if isinstance(error, NotFetchedError) else "wrong", subject, f"not looked at: {error}")
 
 
 def _machine(machine: Machine, backend: str) -> Iterator[Finding]:

@@ -107,7 +107,7 @@ def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
     try:
         return Benchmark(spec.name, load_problems(data).problems)
     except UserError as error:
-        raise UserError(f"benchmark '{spec.name}': {error}") from error
+        raise type(error)(f"benchmark '{spec.name}': {error}") from error
 
 
 def _beside(spec: BenchmarkSpec, folder: Path) -> BenchmarkSpec:

@@ -26,15 +26,20 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     table = {} if path is None else _read(path, ())
     for override in overrides:
         _merge(table, _override(override))
-    return parse_recipe(table, str(path) if path else "--set")
+    return parse_recipe(table, str(path) if path else "--set", overrides)
 
 
-def parse_recipe(table: Table, where: str) -> Recipe:
-    """The recipe of a table that is already read; ``where`` names it in messages."""
+def parse_recipe(table: Table, where: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a table that is already read, ``overrides`` included.
+
+    ``where`` names it in messages, unless an override made the mistake.
+    """
     try:
         return Recipe.model_validate(_lists_to_tuples(table))
     except ValidationError as error:
-        raise UserError(_explain(error, where)) from None
+        key = ".".join(_path(error.errors()[0]["loc"]))
+        blamed = [text for text in overrides if key and text.partition("=")[0].strip() == key]
+        raise UserError(_explain(error, f"--set {blamed[-1]}" if blamed else where)) from None
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> Table:
@@ -111,7 +116,7 @@ def _explain(error: ValidationError, where: str) -> str:
 
 def _sentence(message: str) -> str:
     message = message.removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
+    return message if message[1:2].isupper() else message[0].lower() + message[1:]
 
 
 def _path(location: tuple[int | str, ...]) -> tuple[str, ...]:

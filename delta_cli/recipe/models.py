@@ -107,7 +107,7 @@ class Reward(Section):
     code: Literal["all", "share"] = key("all", "code: 1 when every test passes, or the share that does")
     allow_unsandboxed: bool = key(False, "code: run responses without a sandbox; only on a machine you can lose")
     run_seconds: float = key(6.0, "code: wall-clock time of a response's whole test run", "seconds", gt=0)
-    custom_file: str | None = key(None, "custom: a Python file with reward(response, problem) -> float")
+    custom_file: str | None = key(None, "custom: a Python file with reward(response, problem) -> float; 1 is right")
     custom_function: str = key("reward", "custom: the function's name")
     format: float = key(0.0, "added where a response has exactly one closed \\boxed{}", ge=-10, le=10)
     length: float = key(0.0, "subtracted for every thousand tokens of a response", ge=0, le=10)
@@ -134,7 +134,7 @@ class MethodSection(Section):
     bound: float | None = key(None, "stop_gradient: the ratio's bound", gt=0)
     entropy_share: float | None = key(None, "entropy: share of tokens kept", gt=0, le=1)
     future_half_life: float | None = key(None, "future_kl: half-life", "tokens", gt=0)
-    future_low: float | None = key(None, "future_kl: least weight where the ratio is too large", ge=0, le=1)
+    future_low: float | None = key(None, "future_kl: least weight where the ratio is too large", gt=0, le=1)
     future_high: float | None = key(None, "future_kl: largest weight", ge=1)
     future_ratio: float | None = key(None, "future_kl: the ratio from which future_low holds, where A < 0", gt=1)
 
@@ -280,6 +280,8 @@ class Recipe(Section):
             raise ValueError("rollout.dynamic keeps groups whose rewards differ; set rollout.responses above 1")
         if self.reward.kind == "custom" and self.reward.custom_file is None:
             raise ValueError('reward.kind = "custom" needs reward.custom_file')
+        if self.reward.flip and (self.reward.kind == "custom" or self.reward.code == "share"):
+            raise ValueError("reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, or code with all")
         if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
             raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
         return self

@@ -42,16 +42,21 @@ def cells(study: Study, out: Path) -> Iterator[Cell]:
 def run_grid(study: Study, plan_folder: Path, out: Path, report: Callable[[int, int, Cell], None]) -> None:
     """Run what is not finished; ``report(done, total, cell)`` hears of each run that is.
 
-    Raises UserError that names the log of the first run that failed; the others are not lost.
+    Raises UserError that names the log of the first run that failed; the others are not lost. Ctrl-C
+    reaches the runs as well: those going on save and stop, and no other begins.
     """
     everything = list(cells(study, out))
     failed: list[Cell] = []
     with ThreadPoolExecutor(study.jobs) as pool:
         running = {pool.submit(_run, study, plan_folder, out, cell): cell for cell in everything}
-        for done, future in enumerate(as_completed(running), start=1):
-            if not future.result():
-                failed.append(running[future])
-            report(done, len(everything), running[future])
+        try:
+            for done, future in enumerate(as_completed(running), start=1):
+                if not future.result():
+                    failed.append(running[future])
+                report(done, len(everything), running[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     if failed:
         log = failed[0].folder.with_suffix(".log")
         raise UserError(f"{len(failed)} of {len(everything)} runs failed; read {log}, then call again to go on")

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from backends.interface import Backend, Ids, Proxy, ProxyKind
 from delta_cli.credit import group_advantages, method, token_coefficients
@@ -127,8 +127,20 @@ def separation(name: str, weights: Array, marks: Marks, starts: Ids) -> Separati
         results = others[marks.results[others]]
         if marks.results[place] and len(results):
             wins_results.append(_outweighs(weights[place], weights[results]))
-    means = [float(np.mean(values)) if values else np.nan for values in (there, elsewhere, wins, wins_results)]
-    return Separation(name, *means, len(wins), len(wins_results))
+    return Separation(
+        weight=name,
+        there=_mean(there),
+        elsewhere=_mean(elsewhere),
+        auc=_mean(wins),
+        auc_results=_mean(wins_results),
+        responses=len(wins),
+        responses_results=len(wins_results),
+    )
+
+
+def _mean(values: ArrayLike) -> float:
+    found = np.asarray(values, np.float64)
+    return float(found.mean()) if found.size else np.nan
 
 
 def _outweighs(weight: np.float64, others: Array) -> np.float64:
@@ -137,15 +149,13 @@ def _outweighs(weight: np.float64, others: Array) -> np.float64:
 
 def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> KindMeans:
     """Mean weights [N] by kind and side; ``advantages`` of the tokens [N]."""
-
-    def mean(members: NDArray[np.bool_]) -> float:
-        return float(weights[members].mean()) if members.any() else np.nan
-
     positive, negative = advantages > 0, advantages < 0
-    moving = positive | negative
-    share = float((~digits)[moving].mean()) if moving.any() else np.nan
     return KindMeans(
-        share, mean(positive & ~digits), mean(positive & digits), mean(negative & ~digits), mean(negative & digits)
+        formatting_share=_mean(~digits[positive | negative]),
+        formatting_positive=_mean(weights[positive & ~digits]),
+        digits_positive=_mean(weights[positive & digits]),
+        formatting_negative=_mean(weights[negative & ~digits]),
+        digits_negative=_mean(weights[negative & digits]),
     )
 
 

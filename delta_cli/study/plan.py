@@ -19,6 +19,7 @@ class Arm(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.+-]+$")
     set: tuple[str, ...] = ()
+    against: str | None = None  # the arm it is tested against; absent: the study's reference
 
 
 class Study(BaseModel):
@@ -33,7 +34,7 @@ class Study(BaseModel):
     seeds: int = Field(8, ge=2)
     jobs: int = Field(2, ge=1)  # runs at a time
     threads: int = Field(1, ge=1)  # of each run
-    reference: str = "delta"  # the arm every other is tested against
+    reference: str = "delta"  # the arm every other is tested against, where it names none itself
     target: float = Field(0.8, gt=0, le=1)  # accuracy for "steps to target"
     set: tuple[str, ...] = ()  # changes in every arm
     arms: Annotated[tuple[Arm, ...], Field(min_length=2)]
@@ -43,10 +44,10 @@ class Study(BaseModel):
         return load_recipe(folder / self.recipe, (*self.set, *arm.set, f"run.seed={seed}"))
 
 
-def load_study(path: Path) -> Study:
-    """The study of a TOML file, every run's recipe checked; raises UserError with one line."""
+def load_study(path: Path, **changes: object) -> Study:
+    """The study of a TOML file with keys changed, every run's recipe checked; raises UserError with one line."""
     try:
-        study = Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        study = Study.model_validate(tomllib.loads(path.read_text(encoding="utf-8")) | changes)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -57,8 +58,9 @@ def load_study(path: Path) -> Study:
     names = [arm.name for arm in study.arms]
     if len(set(names)) < len(names):
         raise UserError(f"{path}: two arms have the same name; rename one")
-    if study.reference not in names:
-        raise UserError(f"{path}: reference = '{study.reference}' is none of the arms {', '.join(names)}")
+    for key, name in [("reference", study.reference), *(("against", arm.against) for arm in study.arms)]:
+        if name is not None and name not in names:
+            raise UserError(f"{path}: {key} = '{name}' is none of the arms {', '.join(names)}")
     for arm in study.arms:
         try:
             study.recipe_of(arm, 0, path.parent)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from delta_cli.errors import UserError
 from delta_cli.study.plan import Study
 from delta_cli.study.summary import ArmSummary, Interval, Outcome
 
@@ -36,10 +35,8 @@ def table(study: Study, rows: Sequence[ArmSummary]) -> Table:
 
 def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
     """Learning curves, mean over seeds with the range of the middle half; written to every file."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("the study's figure needs matplotlib; run: pip install 'delta-rlvr[report]'") from None
+    from matplotlib.figure import Figure
+
     drawing = Figure(figsize=(7, 4.2), layout="constrained")
     axes = drawing.add_subplot(xlabel="step", ylabel="training accuracy", title=study.question or study.name)
     styles = ("-", "--", "-.", ":")
@@ -59,7 +56,9 @@ def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], f
 def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
     seeds = min((row.accuracy.seeds for row in rows), default=0)
     test = f"p: one-sided Mann-Whitney U that {study.reference} is higher"
-    return f"{seeds} seeds; mean [95 % interval, Student's t]; {test}"
+    pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against]
+    others = f"; but {', '.join(pairs)}" if pairs else ""
+    return f"{seeds} seeds; mean [95 % interval, Student's t]; {test}{others}"
 
 
 def _percent(value: Interval) -> str:

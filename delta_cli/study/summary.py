@@ -51,7 +51,7 @@ class ArmSummary:
     reached: int  # seeds that got to the target
     entropy: Interval
     length: Interval
-    accuracy_test: RankTest | None  # reference above this arm; None for the reference
+    accuracy_test: RankTest | None  # the arm it is tested against is above it; None for the reference
     area_test: RankTest | None
 
 
@@ -68,8 +68,11 @@ def summarise(study: Study, found: Sequence[Outcome]) -> list[ArmSummary]:
     """A row for each arm that has at least two finished runs, the reference first, then by area."""
     by_arm = {arm.name: [o for o in found if o.arm == arm.name] for arm in study.arms}
     complete = {name: runs for name, runs in by_arm.items() if len(runs) > 1}
-    reference = complete.get(study.reference)
-    rows = [_row(name, runs, None if name == study.reference else reference) for name, runs in complete.items()]
+    against = {arm.name: arm.against or study.reference for arm in study.arms}
+    rows = [
+        _row(name, runs, complete.get(against[name]) if against[name] != name else None)
+        for name, runs in complete.items()
+    ]
     return sorted(rows, key=lambda row: (row.arm != study.reference, -row.area.mean))
 
 
@@ -77,7 +80,7 @@ def as_json(study: Study, found: Sequence[Outcome], rows: Iterable[ArmSummary]) 
     """Everything a reader needs to check the table."""
     return {
         "study": study.model_dump(),
-        "test": "one-sided Mann-Whitney U over seeds, alternative: the reference is larger",
+        "test": "one-sided Mann-Whitney U over seeds, alternative: the arm it is tested against is larger",
         "interval": "95 %, Student's t over seeds",
         "rows": [asdict(row) for row in rows],
         "runs": [asdict(outcome) for outcome in found],

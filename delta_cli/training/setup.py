@@ -10,11 +10,13 @@ from backends import registry
 from backends.interface import BackendSettings, LoraSettings, OptimizerSettings
 from delta_cli.assets import model_path
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
+from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
+from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import Overlong, RewardSpec
@@ -41,6 +43,7 @@ def open_trainer(
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)
+    encode_prompt(data.problems[0], template_of(recipe), tokenizer)  # a template that cannot be rendered fails here
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
@@ -51,7 +54,17 @@ def open_trainer(
         backend = registry.create(name, backend_settings(recipe))
         stack.callback(backend.close)
         roller = Roller(backend, tokenizer, grader, recipe.rollout, template_of(recipe), recipe.reward.flip, observer)
-        yield Trainer(recipe, backend, roller, data.problems, benchmarks, folder, observer, stop_asked)
+        yield Trainer(
+            recipe,
+            backend,
+            roller,
+            data.problems,
+            benchmarks,
+            evaluation_settings(recipe),
+            folder,
+            observer,
+            stop_asked,
+        )
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
@@ -98,6 +111,11 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
     """What a run is evaluated on while it trains; raises UserError where that is nothing."""
     if recipe.evaluation.suite is not None:
         suite = suites.load_suite(recipe.evaluation.suite)
+        if recipe.reward.kind == "custom":
+            raise UserError(
+                f"evaluation.suite: {suite.name} is graded by its own verifier, not by {recipe.reward.custom_file}; "
+                "remove it to evaluate on data.held_out, and run `delta eval --suite` on the finished run"
+            )
         if suite.settings.verifier != recipe.reward.kind:
             raise UserError(
                 f"evaluation.suite: {suite.name} is graded by the {suite.settings.verifier} verifier, but reward.kind "
@@ -110,6 +128,20 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
             "data.held_out, or set evaluation.suite"
         )
     return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]
+
+
+def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
+    """How a run draws and judges responses to the problems it is evaluated on."""
+    evaluation = recipe.evaluation
+    return EvaluationSettings(
+        verifier="code" if recipe.reward.kind == "code" else "math",
+        samples=evaluation.samples,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
+        template=template_of(recipe),
+        seed=recipe.run.seed,
+    )
 
 
 def make_grader(recipe: Recipe) -> Grader:

@@ -75,6 +75,7 @@ class Trainer:
     roller: Roller
     problems: Sequence[Problem]
     benchmarks: Sequence[Benchmark]  # to evaluate on
+    evaluation: EvaluationSettings
     folder: RunFolder
     observer: Observer
     stop_asked: Callable[[], bool] = lambda: False
@@ -199,7 +200,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> float:
         """Accuracy over the problems of all benchmarks, recorded."""
-        settings = self.recipe.evaluation
+        settings = self.evaluation
         with self.clock.phase("evaluate"):
             total = sum(len(benchmark.problems) for benchmark in self.benchmarks)
             self.observer.phase("evaluate", total * settings.samples)
@@ -218,21 +219,12 @@ class Trainer:
         return overall.mean
 
     def _run_benchmark(self, benchmark: Benchmark) -> BenchmarkResult:
-        settings = self.recipe.evaluation
         return run_benchmark(
             self.backend,
             self.roller.tokenizer,
             self.roller.grader,
             benchmark,
-            EvaluationSettings(
-                verifier="code" if self.recipe.reward.kind == "code" else "math",
-                samples=settings.samples,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                max_tokens=settings.max_tokens or self.recipe.rollout.max_tokens,
-                template=self.roller.template,
-                seed=self.recipe.run.seed,
-            ),
+            self.evaluation,
             progress=lambda name, done, total: self.observer.advance(done, 0),
         )
 

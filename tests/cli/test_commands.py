@@ -14,17 +14,19 @@ import pytest
 from delta_cli import cli
 from delta_cli.recipe import Recipe
 
-RECIPES = sorted(p for p in (Path(__file__).parents[2] / "recipes").glob("*.toml") if not p.name.startswith("study"))
+FOLDER = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(path for path in FOLDER.glob("*.toml") if not path.name.startswith("study"))
 FRAMEWORKS = ("torch", "mlx", "mlx_lm", "transformers", "peft", "datasets")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """``delta`` with these arguments; its exit code."""
     monkeypatch.setattr(sys, "argv", ["delta", *arguments])
-    with pytest.raises(SystemExit) as ended:
+    try:
         cli.main()
-        sys.exit(0)
-    return int(ended.value.code or 0)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 def fresh(code: str) -> str:
@@ -35,8 +37,9 @@ def fresh(code: str) -> str:
 def test_the_core_and_the_command_line_import_no_framework() -> None:
     code = f"""
 import sys
-import delta_cli, delta_cli.cli, delta_cli.recipe, delta_cli.credit, delta_cli.training.setup, delta_cli.evaluation.suites
-import delta_cli.reporting.console, delta_cli.doctor.checks, delta_cli.study.summary, backends.registry
+import delta_cli, delta_cli.cli, delta_cli.recipe, delta_cli.credit, delta_cli.training.setup
+import delta_cli.evaluation.suites, delta_cli.reporting.console
+import delta_cli.doctor.checks, delta_cli.study.summary, backends.registry
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     assert fresh(code).strip() == "[]"
@@ -58,7 +61,9 @@ def test_help_is_there_at_once() -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "compare", "recipe", "doctor", "parity", "study"])
-def test_every_command_has_help(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, command, "--help") == 0
     assert "Usage" in capsys.readouterr().out
 
@@ -79,6 +84,8 @@ def test_every_command_has_help(command: str, monkeypatch: pytest.MonkeyPatch, c
         (["parity", "{tmp}/absent.jsonl.gz", "--backends", "fake,fake"], ["absent.jsonl.gz", "no such file"]),
         (["parity", "{tmp}", "--backends", "fake"], ["--backends fake", "two"]),
         (["study", "{tmp}/absent.toml"], ["absent.toml"]),
+        (["study", str(FOLDER / "study_quickstart.toml"), "--seeds", "1"], ["seeds", "greater than or equal to 2"]),
+        (["train", "--backend", "fake", "--run-dir", "{tmp}/run", "--set", "data.template=foo"], ["'foo'", "paper"]),
         (["doctor", "{tmp}/absent.toml"], ["absent.toml"]),
         (["recipe", "keys", "optimizer"], ["'optimizer'"]),
     ],
@@ -142,3 +149,45 @@ def test_keys_are_listed_with_ranges(monkeypatch: pytest.MonkeyPatch, capsys: py
     printed = capsys.readouterr().out
     assert "delta.proxy" in printed
     assert "update." not in printed
+
+
+def test_the_shipped_model_solves_its_suite_some_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["eval", "tiny-base", "--suite", "arithmetic", "--limit", "128", "--backend", "fake"]
+    assert run(monkeypatch, *arguments, "--samples", "2", "--out", str(tmp_path)) == 0
+    result = json.loads((tmp_path / "evaluation.json").read_text())
+    assert 0.3 < result["average"]["avg"]["mean"] < 0.5  # what it was trained to, ± 3 standard errors
+    assert "avg@2" in capsys.readouterr().out
+    # Once more draws nothing, and says the same.
+    assert run(monkeypatch, *arguments, "--samples", "2", "--out", str(tmp_path)) == 0
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+
+
+def test_train_resume_eval_and_inspect_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    small = ["--backend", "fake", "--run-dir", str(folder), "--json"]
+    for setting in (
+        "run.steps=2",
+        "rollout.prompts=4",
+        "rollout.responses=4",
+        "evaluation.problems=8",
+        "data.limit=99",
+    ):
+        small += ["--set", setting]
+    assert run(monkeypatch, "train", *small) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["step"] for record in printed if "reward_mean" in record] == [1, 2]
+    assert run(monkeypatch, "train", *small) == 2
+    assert "--resume" in capsys.readouterr().err
+    more = ["--resume", "--run-dir", str(folder), "--backend", "fake", "--set", "run.steps=3", "--quiet"]
+    assert run(monkeypatch, "train", *more) == 0
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    assert run(monkeypatch, "eval", str(folder), "--backend", "fake", "--limit", "8") == 0
+    assert (folder / "evaluations" / "held_out" / "evaluation.json").is_file()
+    assert run(monkeypatch, "inspect", str(folder), "--step", "1") == 0
+    assert run(monkeypatch, "report", str(folder), "--output", str(tmp_path / "report.html")) == 0
+    assert (tmp_path / "report.html").stat().st_size > 10_000

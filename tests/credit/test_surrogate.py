@@ -122,6 +122,24 @@ def test_nothing_kept_is_a_loss_of_zero(preset: str) -> None:
     assert not gradient.any()
 
 
+@pytest.mark.parametrize(
+    ("changes", "moves"),
+    [
+        ({}, True),
+        ({"advantages": np.zeros(3)}, False),
+        ({"kept": np.array([False, True, True])}, False),
+        ({"weights": np.array([0.0, 0.0, 1.0, 1.0])}, False),
+        ({"advantages": np.zeros(3), "reference_logp": np.zeros(4), "kl_coefficient": 0.1}, True),
+    ],
+    ids=["an advantage", "none", "its response left out", "without weight", "KL"],
+)
+def test_a_mini_batch_that_cannot_move_the_weights_is_known_beforehand(changes: dict[str, Any], moves: bool) -> None:
+    batch = {"advantages": np.array([1.0, 0.0, 0.0]), "starts": starts_of([2, 1, 1])} | changes
+    surrogate = Surrogate(method("dapo"), MiniBatch(np.full(4, -1.0), **batch))
+    assert surrogate.has_gradient is moves
+    assert surrogate(np.full(4, -1.1), np.arange(3))[1].any() == moves
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"cispo", "fipo"}))
 def test_central_differences(preset: str) -> None:
     """CISPO and FIPO hold part of the loss constant: autograd, above, is their test."""

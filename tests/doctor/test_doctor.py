@@ -87,7 +87,8 @@ def findings(overrides: list[str], run_model: bool = True) -> dict[str, Finding]
 
 def test_the_whole_examination_of_a_small_run() -> None:
     found = findings(["rollout.max_prompt_tokens=16", "update.micro_batch_tokens=512", "data.limit=100"])
-    assert {"system", "memory", "tokenizer", "prompt", "data", "verifier", "model", "outcomes", "longest batch", "time"} <= set(found)
+    expected = {"system", "memory", "tokenizer", "prompt", "data", "verifier", "model", "outcomes", "longest batch"}
+    assert expected | {"time"} <= set(found)
     assert found["longest batch"].level == "ok"
     assert found["verifier"].text.startswith("95 gold answers accepted")
 
@@ -98,15 +99,19 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["memory"].level == "wrong"
     assert "rollout.batch" in found["memory"].text
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"question": f"q{i}", "answer": r"\text{no}("}) + "\n" for i in range(40)))
+    data.write_text("".join(json.dumps({"question": f"q{i}", "answer": "{1"}) + "\n" for i in range(40)))
     found = findings([f"data.source={data}", "data.template=plain"], run_model=False)
-    assert found["verifier"].level in ("wrong", "ok")
+    assert found["verifier"].level == "wrong"
+    assert "38 of 38 gold answers" in found["verifier"].text  # 2 of 40 are held out
+    found = findings([f"data.source={tmp_path / 'absent.jsonl'}"], run_model=False)
+    assert found["data"].level == "wrong"
+    assert "no such file" in found["data"].text
 
 
 def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     start = time.perf_counter()
-    found = [finding for finding in examine(load_recipe(RECIPES / "qwen3_8b.toml"), "cpu", True)]
+    found = list(examine(load_recipe(RECIPES / "qwen3_8b.toml"), "cpu", True))
     assert time.perf_counter() - start < 5
     assert any(finding.subject == "memory" for finding in found)
     assert found[-1].level == "note"

@@ -31,7 +31,7 @@ def test_every_shipped_suite_loads_and_its_sources_are_known(name: str) -> None:
 
 
 def test_the_suites_the_project_promises_are_shipped() -> None:
-    assert suites.names() == ["arithmetic", "gsm8k", "humaneval+", "math500", "math7", "mbpp+"]
+    assert suites.names() == ["aime25", "arithmetic", "gsm8k", "humaneval+", "math500", "math7", "mbpp+"]
 
 
 def test_math7_is_the_papers() -> None:

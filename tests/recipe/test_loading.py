@@ -45,6 +45,8 @@ MISTAKES = {
     "rollout.prompts=30": ["rollout.prompts = 30", "update.mini_batches = 4", "divisor"],
     "reward.kind=custom": ["reward.custom_file"],
     "reward.overlong_buffer=100000": ["reward.overlong_buffer = 100000"],
+    "reward.overlong_factor=-1": ["--set reward.overlong_factor=-1: "],
+    "method.future_low=0": ["method.future_low = 0"],
     "steps=1": ["section.key=value"],
     "run.steps": ["section.key=value"],
     "run.steps=1\nseed=2": ["one value at a time"],
@@ -67,6 +69,7 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(override: str) -> None:
         (["method.preset=fipo", "update.mini_batches=1"], "future_kl"),
         (["method.preset=rloo", "rollout.responses=1"], "rollout.responses above 1"),
         (["rollout.dynamic=true", "rollout.responses=1"], "rollout.dynamic"),
+        (["reward.flip=0.1", "reward.kind=code", "reward.code=share"], "reward.flip"),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_with_the_reason(overrides: list[str], part: str) -> None:
@@ -147,10 +150,12 @@ json_values = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*Recipe.model_fields, "extra"]), json_values, max_size=4))
 def test_no_table_makes_a_traceback(table: dict[str, object]) -> None:
+    message = "it: "
     try:
         parse_recipe(table, "it")
     except UserError as error:
-        assert str(error).startswith("it: ")
+        message = str(error)
+    assert message.startswith("it: ")
 
 
 @given(st.text())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,6 @@ from delta_cli.data import tasks
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.errors import UserError
 from delta_cli.study import grid
-from delta_cli.study.mistakes import separation
 from delta_cli.study.plan import Study, load_study
 from delta_cli.study.render import table
 from delta_cli.study.summary import Outcome, as_json, outcomes, over_seeds, steps_to, summarise
@@ -45,6 +46,10 @@ def test_every_study_in_the_repository_loads(path: Path) -> None:
         ('name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"', "reference"),
         ('name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "delta"\n[[arms]]\nname = "delta"', "same name"),
         (
+            'name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "delta"\n[[arms]]\nname = "b"\nagainst = "c"',
+            "against = 'c'",
+        ),
+        (
             'name = "s"\nrecipe = "r.toml"\n[[arms]]\nname = "delta"\n[[arms]]\nname = "b"\nset = ["run.step=1"]',
             "did you mean run.steps",
         ),
@@ -57,6 +62,12 @@ def test_a_mistake_in_a_study_is_one_line(text: str, part: str, tmp_path: Path) 
     with pytest.raises(UserError, match=part) as error:
         load_study(file)
     assert "\n" not in str(error.value)
+
+
+def test_keys_of_a_study_can_be_changed_within_their_range() -> None:
+    assert load_study(STUDIES[0], seeds=3).seeds == 3
+    with pytest.raises(UserError, match="seeds: input should be greater than or equal to 2"):
+        load_study(STUDIES[0], seeds=1)
 
 
 def write_run(folder: Path, curve: list[float], accuracy: float) -> None:
@@ -89,6 +100,18 @@ def test_the_numbers_of_a_study(tmp_path: Path) -> None:
     assert rows["delta"].accuracy_test is None
     assert table(study, list(rows.values())).row_count == 2
     json.dumps(as_json(study, found, list(rows.values())))
+
+
+def test_an_arm_can_be_tested_against_another_than_the_reference(tmp_path: Path) -> None:
+    arms = ({"name": "delta"}, {"name": "delta_10"}, {"name": "dapo_10", "against": "delta_10"})
+    study = plan(arms=arms)
+    final = {"delta": [0.9, 0.92, 0.94], "delta_10": [0.7, 0.71, 0.72], "dapo_10": [0.8, 0.81, 0.82]}
+    for cell in grid.cells(study, tmp_path):
+        write_run(cell.folder, [0.5, 0.6], final[cell.arm.name][cell.seed])
+    rows = summarise(study, outcomes(study, tmp_path))
+    p_values = {row.arm: row.accuracy_test and row.accuracy_test.p_value for row in rows}
+    assert p_values == {"delta": None, "delta_10": pytest.approx(1 / 20), "dapo_10": pytest.approx(1)}
+    assert "dapo_10 against delta_10" in str(table(study, rows).caption)
 
 
 def test_a_run_that_is_not_finished_is_left_out_and_run_again(tmp_path: Path) -> None:
@@ -133,22 +156,30 @@ def test_the_grid_runs_what_is_missing_and_names_the_log_of_a_failure(
     assert "--resume" in commands[-1]
 
 
+def test_after_ctrl_c_no_other_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
+    begun: list[str] = []
+
+    def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        begun.append(command[command.index("--run-dir") + 1])
+        time.sleep(0.1)
+        return subprocess.CompletedProcess(command, 130)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grid.subprocess, "run", fake_run)
+    study = plan(seeds=4, jobs=1)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run_grid(study, tmp_path, tmp_path / "out", interrupted)
+    assert 1 <= len(begun) <= 3  # of 8: the one that was reported, and what began before it was heard of
+
+
 def test_steps_to_a_target_is_the_end_of_the_first_window_at_it() -> None:
     assert steps_to([0.1, 0.9, 0.9, 0.9, 0.2], 0.9) == 4
     assert steps_to([0.9, 0.9], 0.9) is None
     assert steps_to([0.1] * 5, 0.9) is None
     assert over_seeds([3.0]).low == 3.0
-
-
-def test_separation_by_hand() -> None:
-    starts = np.array([0, 3, 6, 8])
-    weights = np.array([1.0, 2.0, 3.0, 1.0, 1.0, 1.0, 9.0, 9.0])
-    mistakes = np.array([1, 5, -1])  # response 0 at its middle token, response 1 at its last; 2 is right
-    found = separation("w", weights, mistakes, starts)
-    assert (found.there, found.elsewhere) == (1.5, 1.5)
-    assert found.auc == pytest.approx((0.5 + 0.5) / 2)
-    assert found.responses == 2
-    assert separation("w", weights, np.full(3, -1), starts).responses == 0
 
 
 def test_the_first_wrong_token_is_where_the_derivation_is_left() -> None:

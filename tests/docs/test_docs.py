@@ -1,0 +1,121 @@
+"""What the documents say is true: commands print what they show, examples run, links and keys exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from delta_cli.cli import app
+from delta_cli.recipe import Recipe, key_reference, parse_recipe
+
+from .documents import DOCS, DOCUMENTS, ROOT, Block, blocks, prose, run, shows
+
+NEEDS = {"tutorial.md": ("torch", "transformers"), "mac.md": ("torch", "mlx", "mlx_lm")}
+PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+KEYS = {key.name for key in key_reference()}
+SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
+RUN = [
+    pytest.param(path, marks=pytest.mark.slow if path.name == "tutorial.md" else ())
+    for path in DOCS
+    if any(block.language in ("console", "python") for block in blocks(path))
+]
+
+
+@pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
+def test_commands_and_examples_do_what_the_document_shows(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in NEEDS.get(document.name, ()):
+        if find_spec(package) is None:
+            pytest.skip(f"{document.name} is about {package}, which is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run(document, tmp_path)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_those_of_the_code(name: str) -> None:
+    committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert committed == PAGES[name], f"run: python docs/generate.py, then look at docs/{name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_resolve(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if not re.match(r"\w+:", target):
+            name, _, anchor = target.partition("#")
+            file = document.parent / name if name else document
+            assert file.exists(), f"{document.name} links to {target}"
+            assert not anchor or anchor in anchors(file), f"{document.name} links to {target}"
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_document_is_in_the_index(document: Path) -> None:
+    index = ROOT / "docs" / "README.md"
+    assert document.parent == ROOT or document == index or f"]({document.name})" in index.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_recipe_keys_exist(document: Path) -> None:
+    named = [name for span in re.findall(r"`([^`\n]+)`", prose(document)) for name in keys_in(span)]
+    for command in commands(document):
+        named += [value.partition("=")[0] for value in re.findall(r"--set[ =](\S+)", command)]
+    for name in named:
+        assert any(key == name or key.startswith(f"{name}.") for key in KEYS), f"{document.name}: no key {name}"
+
+
+def keys_in(text: str) -> list[str]:
+    """What looks like a recipe's key in a piece of text."""
+    sections = "|".join(Recipe.model_fields)
+    found = re.findall(rf"(?<![\w./])(?:{sections})(?:\.[a-z_0-9]+)+(?![\w(])", text)
+    return [name for name in found if name.rpartition(".")[2] not in SUFFIXES]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_recipe_fragments_load(document: Path) -> None:
+    for block in blocks(document):
+        if block.language == "toml":
+            table = tomllib.loads(block.text)
+            table.pop("extends", None)
+            if "benchmarks" not in table:
+                parse_recipe(table, f"{document.name}, line {block.line}")
+
+
+def commands(document: Path) -> list[str]:
+    """Every ``delta`` command in a document's blocks, those apart that are shown for the mistake in them."""
+    text = "\n".join(block.text.replace("\\\n", " ") for block in blocks(document))
+    return re.findall(r"^(?:\$ )?(delta [a-z].*)$(?!\ndelta: )", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_options_exist(document: Path) -> None:
+    for line in commands(document):
+        command, arguments = typer.main.get_command(app), shlex.split(line.partition(" > ")[0], comments=True)[1:]
+        while hasattr(command, "commands"):
+            assert arguments[0] in command.commands, f"{document.name}: {line}"
+            command = command.commands[arguments.pop(0)]
+        command.make_context("delta", arguments)
+
+
+def test_the_matcher_can_fail() -> None:
+    printed = "step 1/6  reward 0.297  1,524 tokens/s\ndone\n"
+    assert shows("step 1/6 reward 0.5  3 tokens/s\n...", printed.replace("1,524", "3"))
+    assert shows("step 1/6  reward 0.297  9,999 tokens/s\n...", printed)
+    assert not shows("step 2/6  reward 0.297  1,524 tokens/s\n...", printed)
+    assert not shows("step 1/6  reward 0.297  1,524 tokens/s", printed)
+    assert not shows("", printed)
+    assert Block("console", "$ a \\\n  b\nc\n$ d\n", 1).commands() == [("a    b", "c\n"), ("d", "")]
