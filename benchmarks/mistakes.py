@@ -3,7 +3,12 @@
     python benchmarks/mistakes.py --seeds 3 --out benchmarks/results/mistakes
 
 Trains the quickstart and, before the updates of some of its steps, gives the step's fresh batch to
-every credit. Writes OUT.json, OUT.txt and a figure, OUT.png and OUT.svg. ``--set`` changes the recipe.
+every credit. Writes OUT.json, OUT.txt and, of several steps, a figure, OUT.png and OUT.svg. ``--set`` changes
+the recipe: with bases made by ``delta_cli.assets.make_tiny_base``, ``--at 0`` shows the same for
+responses with more formatting or sparser rewards.
+
+    python benchmarks/mistakes.py --at 0 --set model.path=bases/filler12 --set data.filler=12 \\
+        --set rollout.max_tokens=84 --out benchmarks/results/mistakes_filler12
 """
 
 from __future__ import annotations
@@ -256,7 +261,8 @@ def main() -> None:
         file = given.out.with_suffix(".txt").open("w", encoding="utf-8")
         consoles.append(Console(file=file, width=140))
         write(given.out.with_suffix(".json"), {"overrides": given.set, "records": records})
-        draw(summary, given.out)
+        if len(summary.steps) > 1:
+            draw(summary, given.out)
     for console in consoles:
         console.print(*tables(summary), f"{summary.seeds} seeds; ±: half of the 95 % interval, Student's t", sep="\n")
 

@@ -69,7 +69,8 @@ class Separation:
     """How a weight treats the first wrong token against the other tokens of the same wrong responses.
 
     An AUC is the chance that the first wrong token outweighs another token of its response, ties
-    counting half: 0.5 is no better than chance. It is NaN where no response can be compared.
+    counting half: 0.5 is no better than chance. It is NaN where no response can be compared. Wrong
+    responses without an advantage, their group all wrong, have equal coefficients: they count half.
     """
 
     weight: str

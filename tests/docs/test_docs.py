@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -13,11 +14,17 @@ import pytest
 import typer.main
 
 from delta_cli.cli import app
+from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, parse_recipe
+from delta_cli.rewards.sandbox import find_sandbox
 
 from .documents import DOCS, DOCUMENTS, ROOT, Block, blocks, prose, run, shows
 
-NEEDS = {"tutorial.md": ("torch", "transformers"), "mac.md": ("torch", "mlx", "mlx_lm")}
+NEEDS = {
+    "tutorial.md": ("torch", "transformers"),
+    "mac.md": ("mlx", "mlx_lm"),
+    "trainer.md": ("torch",),
+}
 PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
@@ -35,6 +42,11 @@ def test_commands_and_examples_do_what_the_document_shows(
     for package in NEEDS.get(document.name, ()):
         if find_spec(package) is None:
             pytest.skip(f"{document.name} is about {package}, which is not installed")
+    if document.name == "code_reward.md" and not os.environ.get("CI"):
+        try:
+            find_sandbox()
+        except UserError as error:
+            pytest.skip(f"no sandbox, bubblewrap is not installed or does not work: {error}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
