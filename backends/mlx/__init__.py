@@ -24,8 +24,7 @@ def create(settings: BackendSettings, name: str) -> Backend:
 
 def check_installation() -> None:
     """Raise a BackendError that says what to install or choose unless MLX can run here."""
-    extra = "mlx" if platform.system() == "Darwin" else "mlx-cpu"
-    install = f"run: pip install 'delta-rlvr[{extra}]'"
+    install = "run: pip install 'delta-rlvr[mlx]'"
     for package in ("mlx", "mlx-lm"):
         try:
             found = version(package)
