@@ -196,7 +196,8 @@ class Surrogate(Protocol):
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
         """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed
         to ``accumulate``, whose current log-probabilities ``logp`` [n] come flat in that order.
-        Losses of all micro-batches add up to the loss of the mini-batch."""
+        Losses of all micro-batches add up to the loss of the mini-batch. A surrogate that counts what
+        it has seen has a method ``restart()``, which is called before a mini-batch is started over."""
 
 
 OnFinished = Callable[[int, Ids], None]

@@ -87,7 +87,11 @@ def run_trl(workload: Workload, model: Path, rounds: int, between: Callable[[], 
     note_before, ProfilingContext._log_metrics = ProfilingContext._log_metrics, note
     try:
         trainer = GRPOTrainer(
-            str(model), grade, args=trl_settings(workload, rounds), train_dataset=dataset(workload), callbacks=[Turns()]
+            str(model),
+            grade,
+            args=trl_settings(workload, model, rounds),
+            train_dataset=dataset(workload),
+            callbacks=[Turns()],
         )
         trainer.eos_token_ids = [workload.stop]
         trainer.model.generate = scheduled_generate(trainer.model.generate, workload.lengths, workload.stop)
@@ -97,12 +101,12 @@ def run_trl(workload: Workload, model: Path, rounds: int, between: Callable[[], 
     return result
 
 
-def trl_settings(workload: Workload, rounds: int) -> Any:
+def trl_settings(workload: Workload, model: Path, rounds: int) -> Any:
     """TRL's settings for the same work."""
     from trl import GRPOConfig
 
     return GRPOConfig(
-        output_dir="unused",
+        output_dir=str(model / "trl"),
         use_cpu=True,
         bf16=False,
         max_steps=rounds * workload.mini_batches,

@@ -50,6 +50,10 @@ def evaluate(
         int | None, typer.Option(help="So many problems of each benchmark.", min=1, show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.", show_default=False)] = None,
+    allow_unsandboxed: Annotated[
+        bool,
+        typer.Option("--allow-unsandboxed", help="Run programs without a sandbox; only on a machine you can lose."),
+    ] = False,
     backend: BackendOption = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
@@ -72,7 +76,8 @@ def evaluate(
     }
     name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
     folder = out or _folder_of(subject, model) / name
-    _run(subject, backend, name, settings, benchmarks, _grader(subject, suite, settings), folder, quiet)
+    grader = _grader(subject, suite, settings, allow_unsandboxed)
+    _run(subject, backend, name, settings, benchmarks, grader, folder, quiet)
 
 
 @app.command()
@@ -156,7 +161,7 @@ def _settings_of(subject: Subject) -> EvaluationSettings:
     return EvaluationSettings() if subject.recipe is None else evaluation_settings(subject.recipe)
 
 
-def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings) -> Grader:
+def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool) -> Grader:
     """A suite's verifier; without a suite, a run's own reward."""
     from delta_cli.rewards.grader import Grader
     from delta_cli.rewards.spec import RewardSpec
@@ -164,7 +169,8 @@ def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings) -
 
     if suite is None and subject.recipe is not None:
         return make_grader(subject.recipe)
-    return Grader(RewardSpec(kind=settings.verifier), workers=2, timeout=10.0)
+    spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed)
+    return Grader(spec, workers=2, timeout=10.0)
 
 
 def _folder_of(subject: Subject, model: str) -> Path:

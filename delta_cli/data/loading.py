@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,14 +101,6 @@ def load_problems(
     if not kept:
         raise UserError(f"data.source: {spec.source}: no problem is left ({report})")
     return _divide(kept, spec, report)
-
-
-def check_gold(problems: Iterable[Problem], accepts: Callable[[str, Any], bool]) -> list[Problem]:
-    """Problems whose gold answer, boxed as a response would, ``accepts(response, gold)`` refuses.
-
-    No response to them can be rewarded. Tests of programs are not answers and are passed over.
-    """
-    return [p for p in problems if isinstance(p.answer, str) and not accepts(f"\\boxed{{{p.answer}}}", p.answer)]
 
 
 def _resolve(spec: DataSpec) -> Layout:

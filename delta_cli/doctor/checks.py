@@ -24,7 +24,9 @@ from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.training.setup import (
+    GOLD_SAMPLE,
     backend_settings,
+    gold_notices,
     load_benchmarks,
     load_data,
     load_tokenizer,
@@ -35,7 +37,6 @@ from delta_cli.training.update import Updater
 
 Level = Literal["ok", "note", "wrong"]
 
-GOLD_SAMPLE = 200  # gold answers verified
 PROMPT_SAMPLE = 16  # prompts whose outcomes are looked at
 RESPONSE_SAMPLE = 8  # responses for each
 
@@ -145,18 +146,12 @@ def _data(recipe: Recipe, data: LoadedData, grader: Grader) -> Iterator[Finding]
     yield Finding("ok", "data", f"{data.report}; {len(data.problems)} to train on, {len(data.held_out)} held out")
     if recipe.reward.kind != "math":
         return
-    sample = [problem for problem in data.problems if isinstance(problem.answer, str)][:GOLD_SAMPLE]
-    verdicts = [grader.submit(f"\\boxed{{{problem.answer}}}", problem, 1, False) for problem in sample]
-    refused = [problem for problem, verdict in zip(sample, verdicts, strict=True) if not verdict.result().correct]
-    if refused:
-        examples = "; ".join(f"{problem.id}: {problem.answer!r}" for problem in refused[:3])
-        yield Finding(
-            "wrong",
-            "verifier",
-            f"{len(refused)} of {len(sample)} gold answers are not accepted as answers to themselves: {examples}",
-        )
-    else:
-        yield Finding("ok", "verifier", f"{len(sample)} gold answers accepted as answers to themselves")
+    refused = gold_notices(recipe, data, grader)
+    for line in refused:
+        yield Finding("wrong", "verifier", line)
+    if not refused:
+        count = min(GOLD_SAMPLE, len(data.problems))
+        yield Finding("ok", "verifier", f"{count} gold answers accepted as answers to themselves")
 
 
 def _model(recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Grader) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from backends.interface import Backend, Ids, Sampling
 from delta_cli import __version__
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
@@ -141,7 +141,7 @@ def _draw(
 
     def grade(row: int, tokens: Ids) -> None:
         problem, sample = problems[row // samples], row % samples
-        text = tokenizer.decode(tokens)
+        text = opened_think(render(settings.template, problem.question, tokenizer)) + tokenizer.decode(tokens)
         truncated = len(tokens) == 0 or int(tokens[-1]) not in tokenizer.eos_ids
         response = Response(
             problem=problem.id,

@@ -95,7 +95,7 @@ def find_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
         return Sandbox("none")
     raise UserError(
         f"code rewards run programs that a model wrote and need a sandbox: {problem}; "
-        "or set allow_unsandboxed = true to run them with resource limits only"
+        "or allow to run them with resource limits only (reward.allow_unsandboxed = true, or --allow-unsandboxed)"
     )
 
 

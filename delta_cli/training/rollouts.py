@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.interface import Backend, Completions, Floats, Ids, Sampling, Sequences, token_index
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe.models import Rollout
 from delta_cli.rewards.grader import Grader, Verdict
@@ -134,6 +134,7 @@ class Roller:
         It is called whenever a response is complete.
         """
         prompts = [encode_prompt(problem, self.template, self.tokenizer) for problem in problems]
+        begun = [opened_think(render(self.template, problem.question, self.tokenizer)) for problem in problems]
         samples = self.settings.responses
         pending: dict[int, tuple[str, Future[Verdict]]] = {}
         tokens_seen = 0
@@ -141,7 +142,7 @@ class Roller:
         def finished(row: int, tokens: Ids) -> None:
             nonlocal tokens_seen
             check()
-            text = self.tokenizer.decode(tokens)
+            text = begun[row // samples] + self.tokenizer.decode(tokens)
             truncated = not len(tokens) or int(tokens[-1]) not in self.tokenizer.eos_ids
             pending[row] = text, self.grader.submit(text, problems[row // samples], len(tokens), truncated)
             tokens_seen += len(tokens)

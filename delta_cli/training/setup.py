@@ -20,10 +20,12 @@ from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import Overlong, RewardSpec
-from delta_cli.training.observer import Observer
+from delta_cli.training.observer import Notice, Observer
 from delta_cli.training.rollouts import Roller
 from delta_cli.training.run_folder import RunFolder
 from delta_cli.training.trainer import Trainer
+
+GOLD_SAMPLE = 200  # gold answers verified before a run
 
 
 @contextmanager
@@ -48,6 +50,8 @@ def open_trainer(
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
             grader.check(data.problems[0])
+        for line in gold_notices(recipe, data, grader):
+            observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir)
         folder.hold()
         stack.callback(folder.release)
@@ -128,6 +132,23 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
             "data.held_out, or set evaluation.suite"
         )
     return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]
+
+
+def gold_notices(recipe: Recipe, data: LoadedData, grader: Grader) -> list[str]:
+    """A line on gold answers that the verifier refuses as answers to themselves, out of a sample; no line if none."""
+    if recipe.reward.kind != "math":
+        return []
+    answers = [problem for problem in data.problems if isinstance(problem.answer, str)]
+    sample = answers[:: max(1, len(answers) // GOLD_SAMPLE)][:GOLD_SAMPLE]
+    verdicts = [grader.submit(f"\\boxed{{{problem.answer}}}", problem, 1, False) for problem in sample]
+    refused = [p for p, verdict in zip(sample, verdicts, strict=True) if not verdict.result().correct]
+    if not refused:
+        return []
+    examples = "; ".join(f"{problem.id}: {problem.answer!r}" for problem in refused[:3])
+    return [
+        f"{len(refused)} of {len(sample)} gold answers are not accepted as answers to themselves, so no response to "
+        f"these problems is ever right: {examples}. Leave them out with data.filter, or mend the data"
+    ]
 
 
 def evaluation_settings(recipe: Recipe) -> EvaluationSettings:

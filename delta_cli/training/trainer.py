@@ -141,7 +141,7 @@ class Trainer:
             record["eval_accuracy"] = self._evaluate(number + 1)
         self._keep(record, batch, credit)
         self._guard(updates.nonfinite > 0 and not updates.norms)
-        if self._due(self.recipe.checkpoint.every):
+        if self._due(self.recipe.checkpoint.every) or self._is_best(record):
             self._save(record)
 
     def _collect(self, number: int) -> tuple[RolloutBatch, int]:
@@ -232,14 +232,18 @@ class Trainer:
         """Whether something that happens every so many steps happens after the step just done."""
         return self.state.step == self.recipe.run.steps or bool(every and self.state.step % every == 0)
 
+    def _is_best(self, record: Record) -> bool:
+        """Whether the step has the best value so far of the metric whose best checkpoint is kept."""
+        value = record.get(self.recipe.checkpoint.keep_best or "")
+        return value is not None and (self.state.best is None or value > self.state.best)
+
     def _save(self, record: Record | None = None) -> None:
         """A checkpoint of the state now; older ones go once it is safe."""
         settings, root = self.recipe.checkpoint, self.folder.checkpoints
         with self.clock.phase("save"):
             self.observer.phase("save")
-            value = record.get(settings.keep_best) if record and settings.keep_best else None
-            if value is not None and (self.state.best is None or value > self.state.best):
-                self.state = replace(self.state, best=value, best_step=self.state.step)
+            if record and settings.keep_best and self._is_best(record):
+                self.state = replace(self.state, best=record[settings.keep_best], best_step=self.state.step)
             self.folder.sync()
             checkpoint.save(root, self.state, to_toml(self.recipe), self.backend.save)
             checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)

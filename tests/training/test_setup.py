@@ -1,0 +1,60 @@
+"""What is looked at before the first step, and how a response is put to the verifier."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.training.rollouts import Roller
+from delta_cli.training.run_folder import RunFolder, read_lines
+
+from .harness import Watcher, make_recipe, train
+
+
+def test_gold_answers_that_are_no_answers_to_themselves_are_reported_first(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    golds = ["4", "\\frac{1}{2}", "\\frac{1}{3", "7"] * 6
+    data.write_text("".join(json.dumps({"question": f"q{i}", "answer": g}) + "\n" for i, g in enumerate(golds)))
+    recipe = make_recipe(model, data__source=str(data), data__template="plain", data__limit=None, run__steps=1)
+    watcher = train(recipe, tmp_path / "run")
+    lines = [notice.text for notice in watcher.notices if notice.name == "gold_refused"]
+    assert len(lines) == 1
+    assert "not accepted as answers to themselves" in lines[0]
+    assert "frac{1}{3" in lines[0]
+
+
+def test_the_best_checkpoint_is_saved_when_it_is_made(model: Path, tmp_path: Path) -> None:
+    changes = {"checkpoint__every": 100, "checkpoint__keep": 1, "checkpoint__keep_best": "reward_mean"}
+    recipe = make_recipe(model, run__steps=5, **changes)
+    train(recipe, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    rewards = [record["reward_mean"] for record in read_lines(run.metrics)]
+    kept = {int(folder.name[5:]) for folder in run.checkpoints.glob("step-*")}
+    assert kept == {1 + int(np.argmax(rewards)), 5}
+
+
+def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(model: Path, tmp_path: Path) -> None:
+    """A template that ends with an opened <think> leaves the response with only the closing tag."""
+    template = "{question} <think>\n"
+    seen: list[str] = []
+    recipe = make_recipe(model, data__template=template, run__steps=1, evaluation__at_start=False)
+    original = Roller.roll
+
+    def spy(self: Roller, *arguments: object, **more: object) -> object:
+        pending = original(self, *arguments, **more)  # type: ignore[arg-type]
+        seen.extend(text for text, _ in pending.graded)
+        return pending
+
+    Roller.roll = spy  # type: ignore[method-assign,assignment]
+    try:
+        train(recipe, tmp_path / "run", observer=Watcher())
+    finally:
+        Roller.roll = original  # type: ignore[method-assign]
+    assert seen
+    assert all(text.startswith("<think>\n") for text in seen)
+    record = next(read_lines(RunFolder(tmp_path / "run").rollout_file(1)))
+    decoded = Tokenizer.load(str(model)).decode(record["tokens"])
+    assert record["response"] == "<think>\n" + decoded
