@@ -71,7 +71,7 @@ class BackendSettings:
     keep_reference: bool = False  # hold what reference() needs
     rollout_batch: int = 512  # responses generated at a time
     micro_batch_tokens: int = 16384  # padded tokens of one forward, at most (one sequence may exceed it)
-    head_chunk_tokens: int = 1024  # tokens whose logits exist at a time
+    head_chunk_tokens: int = 512  # tokens whose logits exist at a time
     feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
     seed: int = 0  # for what is initialised at random (adapters)
 

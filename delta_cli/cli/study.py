@@ -25,9 +25,11 @@ def study(
     Called again, it goes on where it stopped.
     """
     import json
+    from dataclasses import asdict
 
     from rich.console import Console
 
+    from delta_cli.doctor.machine import look
     from delta_cli.study import render
     from delta_cli.study import summary as results
     from delta_cli.study.grid import Cell, run_grid
@@ -51,8 +53,8 @@ def study(
     with writing(folder):
         with (folder / "table.txt").open("w", encoding="utf-8") as file:
             Console(file=file, width=140).print(table)
-        text = json.dumps(results.as_json(loaded, found, rows), indent=1)
-        (folder / "study.json").write_text(text + "\n", encoding="utf-8")
+        record = results.as_json(loaded, found, rows) | {"machine": asdict(look(loaded.backend))}
+        (folder / "study.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         render.figure(loaded, found, rows, [folder / "curves.png", folder / "curves.svg"])
     console = Console()
     console.print(table)

@@ -187,7 +187,7 @@ class Update(Section):
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
     drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
     micro_batch_tokens: int = key(16384, "padded tokens of one forward and backward", "tokens", ge=1)
-    head_chunk_tokens: int = key(1024, "tokens whose logits exist at a time", "tokens", ge=1)
+    head_chunk_tokens: int = key(512, "tokens whose logits exist at a time", "tokens", ge=1)
     feature_bytes: int = key(2**33, "token features kept on the device, the rest beside it", "bytes", ge=0)
 
     def rate(self, step: int, steps: int) -> float:

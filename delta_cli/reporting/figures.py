@@ -17,6 +17,7 @@ from delta_cli.training.metrics import METRICS, PHASES
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
+LONGEST_NAME = 28  # characters of a run's name in a figure
 SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
 
 
@@ -123,7 +124,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 def _plot(axes: Any, run: RecordedRun, name: str, place: int) -> None:
     steps, values = _series(run, name)
-    label = visible(run.name)
+    label = _short(run.name)
     if len(values) < SMOOTHED:
         axes.plot(steps, values, label=label, **_style(place))
         return
@@ -196,8 +197,14 @@ def phase_means(run: RecordedRun) -> dict[str, float]:
     return {phase: sum(record.get(f"seconds_{phase}", 0.0) for record in run.metrics) / count for phase in PHASES}
 
 
+def _short(name: str) -> str:
+    """A run's name that leaves a figure room for its axes."""
+    name = visible(name)
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+
+
 def _phases(axes: Any, runs: Sequence[RecordedRun]) -> None:
-    names = [visible(run.name) for run in runs]
+    names = [_short(run.name) for run in runs]
     rows = range(len(runs))
     left = [0.0] * len(runs)
     hatches = ("", "///", "...", "xxx", "---", "\\\\\\")

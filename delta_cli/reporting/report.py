@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -117,11 +118,12 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _distinguish(runs: Sequence[RecordedRun]) -> None:
-    """Give runs whose folders have one name the path as their name."""
+    """Give runs whose folders have one name the path from the folder that all runs have in common."""
     names = [run.name for run in runs]
+    common = os.path.commonpath([run.path.resolve().parent for run in runs])
     for run in runs:
         if names.count(run.name) > 1:
-            run.name = str(run.path)
+            run.name = str(run.path.resolve().relative_to(common))
 
 
 def _view(run: RecordedRun, budget: int) -> RunView:

@@ -59,7 +59,7 @@ VARIANTS = (  # those of a proxy together: they share its forward
 class Marks:
     """What the solver knows of the tokens of a batch."""
 
-    mistakes: Ids  # [R] flat index of each wrong response's first wrong token; -1 where there is none
+    mistakes: Ids  # [R] flat index of each wrong response's first wrong token; -1 without one
     results: NDArray[np.bool_]  # [N] digits after an equals sign, in responses with a mistake
     digits: NDArray[np.bool_]  # [N] digits; all other tokens are formatting
 
@@ -69,8 +69,7 @@ class Separation:
     """How a weight treats the first wrong token against the other tokens of the same wrong responses.
 
     An AUC is the chance that the first wrong token outweighs another token of its response, ties
-    counting half: 0.5 is no better than chance. It is NaN where no response can be compared. Wrong
-    responses without an advantage, their group all wrong, have equal coefficients: they count half.
+    counting half: 0.5 is no better than chance. It is NaN where no response can be compared.
     """
 
     weight: str
@@ -94,13 +93,16 @@ class KindMeans:
 
 
 def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
-    """Find the first wrong token of every response that is graded wrong, and the digits."""
+    """Find the digits, and the first wrong token of every response that is graded wrong and trained on.
+
+    In a group that is all wrong no response has an advantage, and there is no credit to place.
+    """
     starts, tokens = batch.sequences.starts, batch.sequences.tokens
     ids, inverse = np.unique(tokens, return_inverse=True)
     digits = np.array([tokenizer.decode([token]).isdigit() for token in ids], bool)[inverse]
     mistakes = np.full(len(batch.texts), -1, np.int64)
     results = np.zeros(len(tokens), bool)
-    for row in np.flatnonzero(~batch.correct):
+    for row in np.flatnonzero(~batch.correct & np.isin(batch.groups, batch.mixed_groups())):
         own = batch.sequences.response(int(row))
         character = tasks.first_error(batch.problems[row // batch.samples], batch.texts[row], task)
         if character is None or not len(own):

@@ -52,7 +52,7 @@ def test_the_estimate_by_hand() -> None:
     assert items["weights"].bytes == 4 * shape.parameters
     assert items["optimizer"].bytes == 8 * shape.parameters
     assert items["KV cache"].bytes == 16 * 22528 * (2 * 36 * 8 * 128 * 2)
-    assert items["logits"].bytes == 3 * 1024 * 151936 * 4
+    assert items["logits"].bytes == 3 * 512 * 151936 * 4
     everything = list(items.values())
     phases = {phase: sum(i.bytes for i in everything if i.phase == phase) for phase in ("stays", "rollout", "update")}
     assert needed(everything) == phases["stays"] + max(phases["rollout"], phases["update"])

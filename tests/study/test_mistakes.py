@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -78,6 +79,11 @@ def test_marks_of_a_wrong_result_a_wrong_answer_and_a_response_that_breaks_off(
     results = [np.flatnonzero(marks.results[a:b]).tolist() for a, b in pairwise(starts)]
     assert results == [[], [4, 5, 13], [4, 5, 13], [4]]
     assert marks.digits[: starts[1]].tolist() == [text.isdigit() for text in [*TEXTS[0][:15], "box", "8", "5", "}", ""]]
+
+
+def test_a_group_that_is_all_wrong_has_no_credit_to_place(batch: RolloutBatch, tokenizer: Tokenizer) -> None:
+    wrong = replace(batch, verdicts=(Verdict(0.0, False, None),) * 4)
+    assert (mark(wrong, TASK, tokenizer).mistakes == -1).all()
 
 
 def test_separation_by_hand() -> None:
