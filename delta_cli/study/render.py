@@ -36,9 +36,12 @@ def table(study: Study, rows: Sequence[ArmSummary]) -> Table:
 def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
     """Learning curves, mean over seeds with the range of the middle half; written to every file."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     drawing = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = drawing.add_subplot(xlabel="step", ylabel="training accuracy", title=study.question or study.name)
+    axes = drawing.add_subplot(xlabel="step", ylabel="training accuracy")
+    axes.set_title(study.question or study.name, fontsize="small")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     styles = ("-", "--", "-.", ":")
     for index, row in enumerate(rows):
         curves = np.array([run.curve for run in found if run.arm == row.arm])
