@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.train import BackendOption, RecipeArgument, SetOption, quickstart
+from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe

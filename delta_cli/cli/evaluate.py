@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.train import BackendOption
+from delta_cli.cli.options import BackendOption
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:

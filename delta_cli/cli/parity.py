@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.train import SetOption
+from delta_cli.cli.options import SetOption
 from delta_cli.errors import UserError
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.train import RecipeArgument, SetOption, quickstart
+from delta_cli.cli.options import RecipeArgument, SetOption, quickstart
 from delta_cli.errors import UserError
 
 recipes = typer.Typer(help="What a recipe may say: its keys, its schema, and a recipe resolved.", no_args_is_help=True)

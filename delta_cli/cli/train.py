@@ -12,22 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
+from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
     from delta_cli.reporting.console import Mode
-
-QUICKSTART = "quickstart"
-
-RecipeArgument = Annotated[
-    Path | None, typer.Argument(help="A recipe; without one, the quickstart.", show_default=False)
-]
-BackendOption = Annotated[str, typer.Option(help="auto, cpu, cuda, mlx or fake.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a key: section.key=value. May be repeated.", show_default=False),
-]
 
 
 @app.command()
@@ -62,13 +52,6 @@ def train(
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
     mode: Mode = "json" if json else "quiet" if quiet else "auto"
     sys.exit(_train(loaded, backend, folder, mode, resume))
-
-
-def quickstart() -> Path:
-    """The recipe that ships with the package."""
-    from delta_cli import assets
-
-    return Path(assets.__file__).parent / "quickstart.toml"
 
 
 def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool) -> int:
