@@ -69,6 +69,8 @@ class MlxBackend:
         self._publish()
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
+        self.budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
+        self.shape: tuple[int, ...] = (1, 0)  # rows and width of the present micro-batch
         self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
 
     def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
@@ -84,7 +86,7 @@ class MlxBackend:
         logps, entropies = np.zeros(count, np.float32), np.zeros(count, np.float32)
         head, temperature = self.policy.head(), sequences.temperature or 1.0
         store = FeatureStore(head.width, self.dtype, self.settings.feature_bytes)
-        for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+        for batch in micro_batches(sequences, self.budget):
             positions = token_index(sequences.starts, batch.rows)
             hidden = self._hidden(batch).astype(self.dtype)
             mx.eval(hidden)  # what the trunk needed is freed before the first logits
@@ -109,12 +111,38 @@ class MlxBackend:
             self.model.update(current)
 
     def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
-        """Forward and backward over all sequences; adds to the gradient. Returns the loss."""
+        """Forward and backward over all sequences; adds to the gradient. Returns the loss.
+
+        Where memory runs out, it starts over with half the micro-batch.
+        """
+        before = dict(self.optimizer.gradient)
+        while True:
+            try:
+                return self._attempt(sequences, surrogate)
+            except RuntimeError as error:
+                if "allocate" not in str(error):  # MLX's allocators have no error of their own
+                    raise
+                rows, width = self.shape
+                if rows == 1:
+                    raise BackendError(
+                        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, "
+                        "turn on gradient_checkpointing, train adapters (lora) or choose a smaller model"
+                    ) from error
+                self.budget = rows * width // 2
+            self.optimizer.gradient = dict(before)
+            mx.clear_cache()
+            if hasattr(surrogate, "restart"):
+                surrogate.restart()
+
+    def _attempt(self, sequences: Sequences, surrogate: Surrogate) -> float:
         layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
         temperature = sequences.temperature or 1.0
         with checkpointed(layers):
-            batches = micro_batches(sequences, self.settings.micro_batch_tokens)
-            return sum((self._accumulate(batch, surrogate, temperature) for batch in batches), 0.0)
+            loss = 0.0
+            for batch in micro_batches(sequences, self.budget):
+                self.shape = batch.ids.shape
+                loss += self._accumulate(batch, surrogate, temperature)
+        return loss
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""

@@ -50,6 +50,8 @@ def open_trainer(
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
             grader.check(data.problems[0])
+        if data.report.kept < data.report.read:
+            observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
         for line in gold_notices(recipe, data, grader):
             observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir)

@@ -191,6 +191,51 @@ def test_checkpointing_saves_memory_changes_nothing_and_touches_no_other_model(t
         np.testing.assert_allclose(saving.optimizer.gradient[name], gradient, rtol=1e-4, atol=1e-7)
 
 
+class Counting:
+    """``likelier`` that counts the tokens it has seen since it last started."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.seen = tokens, 0
+
+    def __call__(self, logp: np.ndarray, rows: np.ndarray) -> tuple[float, np.ndarray]:
+        self.seen += len(logp)
+        return -float(logp.sum()) / self.tokens, np.full(len(logp), -1 / self.tokens)
+
+    def restart(self) -> None:
+        self.seen = 0
+
+
+def test_out_of_memory_halves_the_micro_batch_with_the_same_result(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(limit: int, name: str) -> tuple[float, dict[str, mx.array]]:
+        backend = create(folder)
+        accumulate = backend._accumulate
+
+        def within(part: Any, *arguments: Any) -> float:
+            loss = accumulate(part, *arguments)  # fails after the surrogate has seen it
+            if part.ids.size > limit:
+                raise RuntimeError("[malloc_or_wait] Unable to allocate 42 bytes.")
+            return loss
+
+        monkeypatch.setattr(backend, "_accumulate", within)
+        surrogate = Counting(len(batch().tokens))
+        backend.accumulate(batch(), surrogate)  # a gradient from before is kept
+        loss = backend.accumulate(batch(), surrogate)
+        assert surrogate.seen == 2 * len(batch().tokens)  # nothing twice, whatever was started over
+        backend.step(1e-2)
+        (tmp_path / name).mkdir()
+        backend.save(tmp_path / name)
+        return loss, mx.load(str(tmp_path / name / "weights.safetensors"))
+
+    whole, halved = trained(10_000, "whole"), trained(30, "halved")
+    assert halved[0] == pytest.approx(whole[0], rel=1e-6)
+    for name, weight in whole[1].items():
+        np.testing.assert_allclose(np.array(halved[1][name]), np.array(weight), rtol=1e-4, atol=1e-6)
+    with pytest.raises(BackendError, match=r"single sequence of 1\d tokens"):
+        trained(5, "never")
+
+
 def test_adamw_is_that_of_torch() -> None:
     """Five steps with clipped and unclipped gradients; the updates agree, not the weights alone."""
     rng = np.random.default_rng(0)

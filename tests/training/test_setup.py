@@ -26,6 +26,23 @@ def test_gold_answers_that_are_no_answers_to_themselves_are_reported_first(model
     assert "frac{1}{3" in lines[0]
 
 
+def test_rows_that_are_left_out_are_reported_with_counts(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(12)]
+    rows += [
+        {"question": "", "answer": "1"},
+        {"question": "q1", "answer": "1"},
+        {"question": "long " * 50, "answer": "1"},
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"data__source": str(data), "data__template": "plain", "data__limit": None}
+    recipe = make_recipe(model, **changes, rollout__max_prompt_tokens=100, run__steps=1)
+    watcher = train(recipe, tmp_path / "run")
+    (line,) = [notice.text for notice in watcher.notices if notice.name == "rows_left_out"]
+    assert "12 problems of 15 rows" in line
+    assert "1 without a question, 1 duplicates, 1 with too long a prompt" in line
+
+
 def test_the_best_checkpoint_is_saved_when_it_is_made(model: Path, tmp_path: Path) -> None:
     changes = {"checkpoint__every": 100, "checkpoint__keep": 1, "checkpoint__keep_best": "reward_mean"}
     recipe = make_recipe(model, run__steps=5, **changes)
