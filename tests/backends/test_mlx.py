@@ -206,9 +206,9 @@ class Counting:
 
 
 def test_out_of_memory_halves_the_micro_batch_with_the_same_result(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(limit: int, name: str) -> tuple[float, dict[str, mx.array]]:
+    def gradient(limit: int) -> tuple[float, dict[str, np.ndarray]]:
         backend = create(folder)
         accumulate = backend._accumulate
 
@@ -223,17 +223,15 @@ def test_out_of_memory_halves_the_micro_batch_with_the_same_result(
         backend.accumulate(batch(), surrogate)  # a gradient from before is kept
         loss = backend.accumulate(batch(), surrogate)
         assert surrogate.seen == 2 * len(batch().tokens)  # nothing twice, whatever was started over
-        backend.step(1e-2)
-        (tmp_path / name).mkdir()
-        backend.save(tmp_path / name)
-        return loss, mx.load(str(tmp_path / name / "weights.safetensors"))
+        return loss, {name: np.array(part) for name, part in backend.optimizer.gradient.items()}
 
-    whole, halved = trained(10_000, "whole"), trained(30, "halved")
+    whole, halved = gradient(10_000), gradient(30)
     assert halved[0] == pytest.approx(whole[0], rel=1e-6)
-    for name, weight in whole[1].items():
-        np.testing.assert_allclose(np.array(halved[1][name]), np.array(weight), rtol=1e-4, atol=1e-6)
+    largest = max(np.abs(part).max() for part in whole[1].values())
+    for name, part in whole[1].items():
+        np.testing.assert_allclose(halved[1][name], part, rtol=0, atol=1e-6 * largest)
     with pytest.raises(BackendError, match=r"single sequence of 1\d tokens"):
-        trained(5, "never")
+        gradient(5)
 
 
 def test_adamw_is_that_of_torch() -> None:
