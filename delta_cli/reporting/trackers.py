@@ -10,6 +10,7 @@ import importlib
 import math
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -40,7 +41,7 @@ def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
     return Several((observer, made[kind](package, recipe, folder)))
 
 
-class Tracker(Observer):
+class Tracker(Observer, ABC):
     """What the three have in common: numbers go out under the step they belong to."""
 
     def __init__(self, package: Any, recipe: Recipe, folder: Path) -> None:
@@ -57,9 +58,9 @@ class Tracker(Observer):
         names = {"eval_accuracy": "accuracy", "eval_low": "low", "eval_high": "high"}
         self.log(numbers({name: record.get(key) for name, key in names.items()}), record["step"])
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Send values to the tracker."""
-        raise NotImplementedError
 
 
 class TensorBoard(Tracker):
