@@ -11,7 +11,7 @@ import math
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
         raise UserError(
             f"tracking.kind: {kind} needs the package {PACKAGES[kind]}; run: pip install 'delta-rlvr[{kind}]'"
         ) from error
+    made: dict[str, Callable[[Any, Recipe, Path], Observer]]
     made = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
     return Several((observer, made[kind](package, recipe, folder)))
 
