@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.interface import Bools, Floats, Ids, Sequences
+from backends.interface import BackendError, Bools, Floats, Ids, Sequences
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
         predicts[i, prompt - 1 : len(part) - 1] = True
     targets = np.concatenate([sequences.response(row) for row in rows])
     return PaddedBatch(rows, ids, valid, predicts, targets)
+
+
+def too_long(width: int) -> BackendError:
+    """What a backend raises when a micro-batch of one sequence, ``width`` tokens, does not fit in memory."""
+    return BackendError(
+        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, turn on "
+        "gradient_checkpointing, train adapters (lora) or choose a smaller model"
+    )
 
 
 def uniforms(seed: int, row: int, count: int) -> Floats:

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from backends.batching import PaddedBatch, micro_batches
+from backends.batching import PaddedBatch, micro_batches, too_long
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -124,10 +124,7 @@ class MlxBackend:
                     raise
                 rows, width = self.shape
                 if rows == 1:
-                    raise BackendError(
-                        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, "
-                        "turn on gradient_checkpointing, train adapters (lora) or choose a smaller model"
-                    ) from error
+                    raise too_long(width) from error
                 self.budget = rows * width // 2
             self.optimizer.gradient = dict(before)
             mx.clear_cache()

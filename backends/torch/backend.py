@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backends.batching import PaddedBatch, micro_batches
+from backends.batching import PaddedBatch, micro_batches, too_long
 from backends.interface import (
     Backend,
     BackendError,
@@ -237,10 +237,7 @@ class TorchBackend:
                     raise
                 rows, width = self._shape
                 if rows == 1:
-                    raise BackendError(
-                        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, "
-                        "turn on gradient_checkpointing, train adapters (lora) or choose a smaller model"
-                    ) from error
+                    raise too_long(width) from error
                 self._budget = rows * width // 2
             finally:
                 self._free_cache()

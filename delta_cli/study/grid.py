@@ -54,7 +54,7 @@ def run_grid(study: Study, plan_folder: Path, out: Path, report: Callable[[int, 
                 if not future.result():
                     failed.append(running[future])
                 report(done, len(everything), running[future])
-        except BaseException:
+        except BaseException:  # Ctrl-C above all: what waits must not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if failed:
