@@ -1,8 +1,8 @@
-"""How sequences become rectangles: micro-batches by token budget, padding, sampling noise. Numpy only."""
+"""How sequences become micro-batches by token budget, padded or packed; sampling noise. Numpy only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,91 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
         predicts[i, prompt - 1 : len(part) - 1] = True
     targets = np.concatenate([sequences.response(row) for row in rows])
     return PaddedBatch(rows, ids, valid, predicts, targets)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and responses to it, one after another in a row of tokens."""
+
+    start: int  # of the prompt
+    prompt: int  # its tokens
+    responses: Ids  # tokens of each response in the row: all but its last, which predicts nothing
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Some sequences end to end in one row of T tokens: each prompt once, then its responses; no padding.
+
+    ``predicts`` tells where in the row each response token is predicted, in the flat order of the tokens
+    at ``rows``; the end of a prompt predicts the first token of all its responses. A response without
+    tokens has the end of its prompt there, and no target: what a rollout asks of a prompt.
+    """
+
+    rows: Ids  # [B] indices into the sequences
+    ids: Ids  # [T]
+    positions: Ids  # [T] of each token in its own sequence
+    predicts: Ids  # [n] indices into the T tokens
+    targets: Ids  # [n] the response tokens, flat in the order of rows
+    groups: tuple[Group, ...]
+
+
+def packed_batches(sequences: Sequences, budget: int) -> Iterator[PackedBatch]:
+    """Split into rows of at most ``budget`` tokens, responses that share a prompt's array together.
+
+    The longest sequence first, so that a batch that does not fit in memory fails at once. Responses
+    without tokens are left out; a sequence longer than the budget gets a batch of its own.
+    """
+    lengths = sequences.lengths
+    members: dict[int, list[int]] = {}
+    for row in np.argsort(-lengths, kind="stable"):
+        if lengths[row]:
+            members.setdefault(id(sequences.prompts[row]), []).append(int(row))
+    longest_first = sorted(members.values(), key=lambda rows: -len(sequences.prompts[rows[0]]) - lengths[rows[0]])
+    groups: list[list[int]] = []
+    used = 0
+    for rows in longest_first:
+        prompt, first = len(sequences.prompts[rows[0]]), 0
+        for i, row in enumerate(rows):
+            needed = lengths[row] - 1 + (prompt if i == first else 0)
+            if used and used + needed > budget:
+                yield pack(sequences, [*groups, rows[first:i]] if i > first else groups)
+                groups, used, first = [], 0, i
+                needed = lengths[row] - 1 + prompt
+            used += needed
+        groups.append(rows[first:])
+    if groups:
+        yield pack(sequences, groups)
+
+
+def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
+    """One row of the sequences at ``groups``: indices of responses that share a prompt."""
+    rows: list[int] = []
+    ids: list[Ids] = []
+    positions: list[Ids] = []
+    predicts: list[Ids] = []
+    members: list[Group] = []
+    end = 0
+    for group in groups:
+        prompt = sequences.prompts[group[0]]
+        responses = [sequences.response(row)[:-1] for row in group]
+        members.append(Group(end, len(prompt), np.array([len(response) for response in responses])))
+        rows += group
+        ids += [prompt, *responses]
+        positions.append(np.arange(len(prompt)))
+        end += len(prompt)
+        last = [end - 1]
+        for response in responses:
+            positions.append(np.arange(len(prompt), len(prompt) + len(response)))
+            predicts.append(np.concatenate([last, np.arange(end, end + len(response))]))
+            end += len(response)
+    return PackedBatch(
+        rows=np.array(rows, dtype=np.int64),
+        ids=np.concatenate(ids),
+        positions=np.concatenate(positions),
+        predicts=np.concatenate(predicts),
+        targets=np.concatenate([sequences.response(row) for row in rows]),
+        groups=tuple(members),
+    )
 
 
 def too_long(width: int) -> BackendError:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backends.batching import PaddedBatch, micro_batches, too_long
+from backends.batching import PackedBatch, packed_batches, too_long
 from backends.interface import (
     Backend,
     BackendError,
@@ -63,7 +63,7 @@ class TorchBackend:
         weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
         self._optimizer = Optimizer(weights, settings.optimizer)
         self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
-        self._shape: tuple[int, ...] = (1, 0)  # rows and width of the present micro-batch
+        self._size = 1, 0  # responses and tokens of the present micro-batch
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for weight in weights.values())
 
@@ -122,14 +122,15 @@ class TorchBackend:
         self,
         policy: Policy,
         head: Head,
-        batch: PaddedBatch,
+        batch: PackedBatch,
         sequences: Sequences,
         proxy: Proxy | None,
         scores: Scores,
     ) -> None:
         """Fill in the tokens of one micro-batch."""
         at = token_index(sequences.starts, batch.rows)
-        hidden, targets = self._hidden(policy, batch)
+        hidden, predicts, targets = self._hidden(policy, batch)
+        hidden = hidden[predicts]
         found = head.statistics(hidden, targets, sequences.temperature or 1.0, entropies=True, proxy=proxy)
         assert found.entropies is not None
         scores.logprobs[at] = found.logprobs.cpu().numpy()
@@ -164,11 +165,11 @@ class TorchBackend:
 
         return self._within_memory(attempt, restart)
 
-    def _backward(self, head: Head, batch: PaddedBatch, temperature: float, surrogate: Surrogate) -> float:
+    def _backward(self, head: Head, batch: PackedBatch, temperature: float, surrogate: Surrogate) -> float:
         """The loss of one micro-batch; its gradient is added to that of the weights."""
         with self._policy.checkpointing():
-            hidden, targets = self._hidden(self._policy, batch)
-            fixed = hidden.detach()
+            hidden, predicts, targets = self._hidden(self._policy, batch)
+            fixed = hidden.detach()[predicts]
             found = head.statistics(fixed, targets, temperature, entropies=False, proxy=_GRADIENT)
             loss, slopes = surrogate(found.logprobs.cpu().numpy(), batch.rows)
             if not np.any(slopes):
@@ -180,7 +181,10 @@ class TorchBackend:
                     matrix.grad = torch.zeros_like(matrix)
                 head.add_weight_gradient(matrix.grad, fixed, targets, found.logsumexp, slope, temperature)
             assert found.directions is not None
-            hidden.backward(found.directions.mul_((slope / temperature)[:, None]).to(hidden.dtype))
+            # Summed in float32, as the end of a prompt predicts the first token of all its responses.
+            gradient = torch.zeros_like(hidden, dtype=torch.float32)
+            gradient.index_put_((predicts,), found.directions.mul_((slope / temperature)[:, None]), accumulate=True)
+            hidden.backward(gradient.to(hidden.dtype))
         return loss
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
@@ -214,17 +218,16 @@ class TorchBackend:
 
     # ----------------------------------------------------------------------------------- details
 
-    def _hidden(self, policy: Policy, batch: PaddedBatch) -> tuple[Tensor, Tensor]:
-        """Hidden states [n, H] that predict a micro-batch's response tokens, and those tokens [n]."""
-        ids = torch.from_numpy(batch.ids).to(self._device)
-        predicting = torch.from_numpy(np.flatnonzero(batch.predicts)).to(self._device)
+    def _hidden(self, policy: Policy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """A micro-batch's hidden states [T, H], which of them predict response tokens [n], and those tokens [n]."""
         with policy.compute():
-            hidden = policy.hidden(ids, use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1).index_select(0, predicting), torch.from_numpy(batch.targets).to(self._device)
+            hidden = policy.packed_hidden(batch)
+        predicts, targets = (torch.from_numpy(array).to(self._device) for array in (batch.predicts, batch.targets))
+        return hidden, predicts, targets
 
-    def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
-        for batch in micro_batches(sequences, self._budget):
-            self._shape = batch.ids.shape
+    def _micro_batches(self, sequences: Sequences) -> Iterator[PackedBatch]:
+        for batch in packed_batches(sequences, self._budget):
+            self._size = len(batch.rows), len(batch.ids)
             yield batch
 
     def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None]) -> Result:
@@ -235,10 +238,10 @@ class TorchBackend:
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error):
                     raise
-                rows, width = self._shape
-                if rows == 1:
-                    raise too_long(width) from error
-                self._budget = rows * width // 2
+                responses, tokens = self._size
+                if responses == 1:
+                    raise too_long(tokens + 1) from error  # the last token is not in the row
+                self._budget = tokens // 2
             finally:
                 self._free_cache()
             restart()  # here, not above: an exception being handled keeps the failed attempt's tensors alive

@@ -10,18 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from backends.interface import BackendError, BackendSettings, LoraSettings
+from backends.batching import PackedBatch, pack
+from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences
+from backends.torch import attention
+from backends.torch.attention import Layout
 from backends.torch.head import Head
 
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
 _LOGIT_TRANSFORMS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 _ATTENTION = {"full_attention", "sliding_attention"}
+_OWN_ATTENTION = (
+    "model '{}' computes its attention without transformers' attention interface, so responses cannot share their "
+    "prompt; choose another architecture"
+)
 
 
 class Policy:
@@ -66,13 +74,19 @@ class Policy:
         """The context of forward passes."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
 
-    def hidden(self, ids: Tensor, **inputs: Any) -> Any:
-        """The trunk's output for ids [B, T]: ``last_hidden_state`` [B, T, H], post-norm.
+    def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
+        """Post-norm hidden states [B, T, H] of ids [B, T]."""
+        return self.causal.base_model(input_ids=ids, **inputs).last_hidden_state
 
-        Without a mask, attention is causal. That is all right-padded rows need: padding comes after
-        every token that counts, and nothing is read off at its positions.
-        """
-        return self.causal.base_model(input_ids=ids, **inputs)
+    def packed_hidden(self, batch: PackedBatch, cache: Any = None) -> Tensor:
+        """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""
+        return self.hidden(
+            torch.from_numpy(batch.ids).to(self.device)[None],
+            position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
+            layout=Layout.of(batch, self.device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )[0]
 
     def head(self, chunk: int) -> Head:
         """The head as it is now; on CUDA with bfloat16 it holds a copy of the weight, so let go of it soon."""
@@ -171,13 +185,15 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=attention.NAME,
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
         )
     except Exception as error:  # whatever a broken file makes transformers raise
+        if attention.NAME in str(error):
+            raise BackendError(_OWN_ATTENTION.format(name)) from error
         raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
     finally:
         logging.set_verbosity(verbosity)
@@ -243,17 +259,23 @@ def _config(folder: Path, name: str) -> Any:
 
 @torch.no_grad()
 def _check_trunk(policy: Policy, name: str) -> None:
-    """Refuse a model whose logits are not head · trunk: its log-probabilities would be silently wrong."""
+    """Refuse a model whose logits are not head · trunk of a packed row: its numbers would be silently wrong."""
     head = policy.causal.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise BackendError(f"model '{name}' has an output layer with a bias or none at all, which is not supported")
-    ids = torch.arange(min(4, policy.vocabulary), device=policy.device)[None]
+    ids = np.arange(4) % policy.vocabulary
+    row = torch.from_numpy(ids).to(policy.device)[None]
+    twice = Sequences((ids[:2], ids[:2]), np.tile(ids[2:], 2), np.array([0, 2, 4]))
     with policy.compute():
-        expected = policy.causal(input_ids=ids, use_cache=False).logits[0].float()
-        hidden = policy.hidden(ids, use_cache=False).last_hidden_state[0]
-    error = (policy.head(len(hidden)).logits(hidden, 1.0) - expected).abs().max()
-    if error > (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * expected.abs().max():
+        expected = policy.causal(input_ids=row, use_cache=False).logits[0].float()
+        plain = policy.hidden(row, use_cache=False)[0]
+        packed = policy.packed_hidden(pack(twice, [[0, 1]]))
+    tolerance = (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * expected.abs().max()
+    head = policy.head(len(ids))
+    if (head.logits(plain, 1.0) - expected).abs().max() > tolerance:
         raise BackendError(f"model '{name}' does more to its logits than multiply by the output matrix; not supported")
+    if (head.logits(packed, 1.0) - expected[[0, 1, 2, 2]]).abs().max() > tolerance:
+        raise BackendError(_OWN_ATTENTION.format(name))
 
 
 def _add_adapters(causal: Any, lora: LoraSettings, seed: int) -> Any:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from backends.batching import uniforms
-from backends.interface import Bools, Completions, Floats, Ids, OnFinished, Sampling
+from backends.batching import pack, uniforms
+from backends.interface import Bools, Completions, Floats, Ids, OnFinished, Sampling, Sequences
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.model import Policy
 from backends.torch.sampling import draw
@@ -105,14 +105,14 @@ class Rollout:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""
         lengths = torch.from_numpy(self._length).to(ids.device)
         mask = self._cache.step(lengths, int(self._length.max()) + 1)
-        output = self._policy.hidden(
+        hidden = self._policy.hidden(
             ids[:, None],
             position_ids=lengths[:, None],
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
         )
-        self._hidden = output.last_hidden_state[:, 0]
+        self._hidden = hidden[:, 0]
         self._length = self._length + 1  # a new array: the device may still read the old one
 
     # ------------------------------------------------------------------ finished and waiting
@@ -174,17 +174,26 @@ class Rollout:
         self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == waiting}
 
     def _prefill(self, prompts: list[int]) -> None:
-        """Run the trunk over prompts, right-padded, and keep what each leaves behind."""
-        width = max((len(self._prompts[prompt]) for prompt in prompts), default=1)
-        size = max(1, self._prefill_tokens // width)
-        for first in range(0, len(prompts), size):
-            self._prefill_group(prompts[first : first + size])
+        """Run the trunk over prompts, as many tokens at a time as allowed, and keep what each leaves behind."""
+        group: list[int] = []
+        tokens = 0
+        for prompt in prompts:
+            tokens += len(self._prompts[prompt])
+            if group and tokens > self._prefill_tokens:
+                self._prefill_group(group)
+                group, tokens = [], len(self._prompts[prompt])
+            group.append(prompt)
+        if group:
+            self._prefill_group(group)
 
     def _prefill_group(self, prompts: list[int]) -> None:
-        lengths = [len(self._prompts[prompt]) for prompt in prompts]
-        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(self._prompts[prompt]) for prompt in prompts], True)
+        starts = np.zeros(len(prompts) + 1, dtype=np.int64)  # no response yet
+        sequences = Sequences(tuple(self._prompts[prompt] for prompt in prompts), starts[:0], starts)
+        batch = pack(sequences, [[row] for row in range(len(prompts))])
         cache = DynamicCache()
-        output = self._policy.hidden(ids.to(self._hidden.device), past_key_values=cache, use_cache=True)
-        for row, prompt in enumerate(prompts):
-            layers = [(layer.keys[row].transpose(0, 1), layer.values[row].transpose(0, 1)) for layer in cache.layers]
-            self._prefixes[prompt] = Prefix(lengths[row], output.last_hidden_state[row, lengths[row] - 1], layers)
+        hidden = self._policy.packed_hidden(batch, cache)
+        for prompt, group, last in zip(prompts, batch.groups, batch.predicts, strict=True):
+            part = slice(group.start, group.start + group.prompt)
+            layers = [(layer.keys[0, :, part], layer.values[0, :, part]) for layer in cache.layers]
+            by_token = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
+            self._prefixes[prompt] = Prefix(group.prompt, hidden[last], by_token)

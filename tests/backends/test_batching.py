@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.batching import micro_batches, pad, uniforms
+from backends.batching import PackedBatch, micro_batches, pack, packed_batches, pad, uniforms
 from backends.interface import Sequences, token_index
 
 ids = st.lists(st.integers(0, 9), max_size=6)
@@ -73,6 +73,64 @@ def test_micro_batches_cover_every_token_once_within_the_budget(batch: list, bud
 def test_micro_batches_take_as_many_rows_as_fit() -> None:
     sequences = make([([1, 2], [3])] * 7)
     assert [len(part.rows) for part in micro_batches(sequences, 9)] == [3, 3, 1]
+
+
+groups = st.lists(st.tuples(ids.filter(bool), st.lists(ids, min_size=1, max_size=4)), min_size=1, max_size=5)
+
+
+def make_groups(batch: list[tuple[list[int], list[list[int]]]]) -> Sequences:
+    """Responses of one prompt share its array."""
+    alone = make([(prompt, response) for prompt, responses in batch for response in responses])
+    shared = [np.array(prompt, dtype=np.int64) for prompt, _ in batch]
+    prompts = tuple(shared[i] for i, (_, responses) in enumerate(batch) for _ in responses)
+    return Sequences(prompts, alone.tokens, alone.starts)
+
+
+def read_back(batch: PackedBatch, sequences: Sequences) -> None:
+    """Every response is found after its own prompt, at consecutive positions."""
+    at = 0
+    for row in batch.rows:
+        prompt, response = sequences.prompts[row], sequences.response(row)
+        where = batch.predicts[at : at + len(response)]
+        np.testing.assert_array_equal(batch.ids[where], [prompt[-1], *response[:-1]])
+        np.testing.assert_array_equal(batch.positions[where], len(prompt) - 1 + np.arange(len(response)))
+        before = slice(where[0] - len(prompt) + 1, where[0] + 1)
+        np.testing.assert_array_equal(batch.ids[before], prompt)
+        np.testing.assert_array_equal(batch.positions[before], np.arange(len(prompt)))
+        np.testing.assert_array_equal(batch.targets[at : at + len(response)], response)
+        at += len(response)
+    assert at == len(batch.targets) == len(batch.predicts)
+
+
+@given(groups, st.integers(1, 40))
+def test_packed_batches_cover_every_token_once_within_the_budget(batch: list, budget: int) -> None:
+    sequences = make_groups(batch)
+    parts = list(packed_batches(sequences, budget))
+    rows = np.concatenate([part.rows for part in parts]) if parts else np.zeros(0, dtype=int)
+    assert sorted(rows.tolist()) == np.flatnonzero(sequences.lengths).tolist()
+    for part in parts:
+        read_back(part, sequences)
+        assert len(part.ids) <= budget or len(part.rows) == 1
+        prompts = {id(sequences.prompts[row]): len(sequences.prompts[row]) for row in part.rows}
+        assert len(part.ids) == sum(prompts.values()) + sum(sequences.lengths[part.rows] - 1), "nothing is there twice"
+    longest = [max(part.positions) for part in parts]
+    assert longest[:1] == [max(longest)] if longest else not sequences.lengths.any(), "the longest first"
+
+
+def test_packed_batches_take_as_many_responses_as_fit() -> None:
+    """A prompt of 2 and responses of which 1 is read; a prompt split over two batches is in both."""
+    sequences = make_groups([([1, 2], [[3, 4]] * 5), ([5, 6], [[7, 8]] * 2)])
+    parts = list(packed_batches(sequences, 6))
+    assert [part.rows.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5], [6]]
+    assert [len(part.ids) for part in parts] == [6, 6, 3]
+
+
+def test_prompts_alone_are_packed_for_a_rollout() -> None:
+    sequences = make_groups([([1, 2, 3], [[]]), ([4], [[]])])
+    batch = pack(sequences, [[0], [1]])
+    assert batch.ids.tolist() == [1, 2, 3, 4]
+    assert batch.predicts.tolist() == [2, 3]
+    assert not len(batch.targets)
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**40), st.integers(0, 20), st.integers(0, 20))

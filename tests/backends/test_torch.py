@@ -109,6 +109,28 @@ def test_training_sees_the_logprobs_that_were_scored(
         assert torch.equal(gradient, gradients(again)[name])
 
 
+def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., TorchBackend]) -> None:
+    """Tokens that go through the layers, counted; the numbers are those of responses that share nothing."""
+    prompts = [np.array([3, 4, 5, 6, 7]), np.array([8, 9])]
+    lengths = [4, 1, 6, 3, 3, 2]
+    tokens = np.random.default_rng(0).integers(0, VOCAB, sum(lengths))
+    owners, starts = [0, 0, 0, 1, 1, 1], np.concatenate([[0], np.cumsum(lengths)])
+    shared = Sequences(tuple(prompts[i] for i in owners), tokens, starts)
+    apart = Sequences(tuple(prompts[i].copy() for i in owners), tokens, starts)
+    found = []
+    for sequences, counted in ((shared, 5 + 2 + sum(lengths) - 6), (apart, 3 * (5 + 2) + sum(lengths) - 6)):
+        backend, seen = make(), []
+        backend._policy.causal.model.layers[0].mlp.register_forward_hook(
+            lambda _, inputs, __, seen=seen: seen.append(inputs[0].shape[:-1].numel())
+        )
+        logprobs = backend.score(sequences).logprobs
+        assert sum(seen) == counted
+        backend.accumulate(sequences, Weighted(sequences))
+        found.append((logprobs, gradients(backend)))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-5)
+    close(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_checkpointing_recomputes_layers_and_changes_no_gradient(
     make: Callable[..., TorchBackend], sequences: Sequences, lora: LoraSettings | None
@@ -127,7 +149,7 @@ def test_checkpointing_recomputes_layers_and_changes_no_gradient(
 
 
 def fail_above(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, tokens: int, error: Exception) -> list[int]:
-    """Let backward passes of more than ``tokens`` padded tokens run out of memory, after the trunk's forward."""
+    """Let backward passes of more than ``tokens`` tokens run out of memory, after the trunk's forward."""
     backward, sizes = backend._backward, []
 
     def limited(head: Any, batch: Any, *rest: Any) -> float:
@@ -156,15 +178,15 @@ def test_out_of_memory_halves_the_micro_batch(
         expected = plain.accumulate(sequences, surrogate)
         surrogate.seen.clear()
     backend.accumulate(sequences, first)
-    sizes = fail_above(backend, monkeypatch, 30, error)
+    sizes = fail_above(backend, monkeypatch, 15, error)
     assert backend.accumulate(sequences, second) == pytest.approx(expected, abs=1e-4)
     assert second.restarts == 2
     close(gradients(backend), gradients(plain))
-    assert max(sizes) > 60
+    assert max(sizes) > 50
     sizes.clear()
     second.seen.clear()
     backend.accumulate(sequences, second)
-    assert max(sizes) <= 30
+    assert max(sizes) <= 15
 
 
 def test_a_sequence_that_does_not_fit(

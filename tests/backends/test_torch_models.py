@@ -105,6 +105,14 @@ def test_logits_beyond_the_head_are_refused(
         load(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["stablelm", "falcon"])  # one ignores the request, one fails on it
+def test_attention_outside_the_interface_is_refused(kind: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(kind, **SIZES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BackendError, match="choose another architecture"):
+        load(tmp_path)
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))

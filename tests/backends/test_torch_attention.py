@@ -1,0 +1,76 @@
+"""Attention over packed rows against its definition: every token looks at its own prompt and what came before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backends.batching import PackedBatch, pack
+from backends.interface import Sequences
+from backends.torch.attention import Layout, packed_attention
+
+HEADS, KEY_HEADS, SIZE = 4, 2, 8
+GROUPS = [(5, [9, 2, 7, 1, 3]), (1, [4]), (7, [1, 1]), (3, [12, 11, 10, 2])]  # prompt, responses; in tokens
+
+
+def packed() -> tuple[PackedBatch, Tensor]:
+    """A row of several prompts, and which of its tokens [T, T] the token of each line may look at."""
+    prompts = [np.arange(prompt) for prompt, _ in GROUPS]
+    lengths = [length for _, responses in GROUPS for length in responses]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    owners = [i for i, (_, responses) in enumerate(GROUPS) for _ in responses]
+    sequences = Sequences(tuple(prompts[i] for i in owners), np.zeros(starts[-1], dtype=np.int64), starts)
+    batch = pack(sequences, [np.flatnonzero(np.array(owners) == i).tolist() for i in range(len(GROUPS))])
+    sees = torch.zeros(len(batch.ids), len(batch.ids), dtype=torch.bool)
+    end = 0
+    for prompt, responses in GROUPS:
+        own = list(range(end, end + prompt))
+        end += prompt
+        members = [own]
+        for length in responses:
+            members.append([*own, *range(end, end + length - 1)])
+            end += length - 1
+        for sequence in members:
+            for i, token in enumerate(sequence):
+                sees[token, sequence[: i + 1]] = True
+    assert end == len(batch.ids)
+    return batch, sees
+
+
+@pytest.mark.parametrize("window", [None, 4, 6])
+def test_outputs_and_gradients(window: int | None) -> None:
+    """Against a softmax over explicit masks in float64: with grouped heads, ragged lengths and sliding windows."""
+    batch, sees = packed()
+    if window:
+        positions = torch.from_numpy(batch.positions)
+        sees &= positions[:, None] - positions < window
+    torch.manual_seed(0)
+    shapes = [(1, heads, len(batch.ids), SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    states = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    weight = torch.randn(1, len(batch.ids), HEADS, SIZE, dtype=torch.float64)
+
+    exact = [tensor.clone().requires_grad_() for tensor in states]
+    query, key, value = exact
+    key, value = (tensor.repeat_interleave(HEADS // KEY_HEADS, dim=1) for tensor in (key, value))
+    scores = (query @ key.mT / 3).masked_fill(~sees, -torch.inf)
+    expected = (scores.softmax(-1) @ value).transpose(1, 2)
+    (expected * weight).sum().backward()
+
+    found_states = [tensor.float().requires_grad_() for tensor in states]
+    layout = Layout.of(batch, torch.device("cpu"))
+    module = torch.nn.Module()
+    found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, sliding_window=window, layout=layout)
+    (found * weight).sum().backward()
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    for state, reference in zip(found_states, exact, strict=True):
+        torch.testing.assert_close(state.grad.double(), reference.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_blocks_waste_less_than_half_on_padding() -> None:
+    batch, _ = packed()
+    layout = Layout.of(batch, torch.device("cpu"))
+    queries = sum(block.rows * block.width for block in layout.blocks)
+    assert len(batch.ids) < queries < 2 * len(batch.ids)
+    assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"
