@@ -60,3 +60,19 @@ def scheduled_generate(generate: Callable[..., Any], lengths: Ids, stop: int) ->
         return ids
 
     return call
+
+
+def scheduled_fork(fork: Callable[..., Any], lengths: Ids, samples: int) -> Callable[..., Any]:
+    """``fork`` of the requests of transformers' continuous batching, for responses of these lengths.
+
+    The ``samples`` responses to a prompt are one request, named after the number of the prompt and as
+    long as the first of them, and its forks, which would all get its limit of tokens.
+    """
+
+    def call(request: Any, name: str) -> Any:
+        child = fork(request, name)
+        prompt, number = name.split("__child#")
+        child._new_tokens_limit = int(lengths[int(prompt) * samples + 1 + int(number)])
+        return child
+
+    return call
