@@ -104,7 +104,14 @@ def test_a_backend_that_differs_is_found_out(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"{}\n"), gzip.compress(b"[1]\n"), gzip.compress(b'{"group": 0')]
+    "content",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"{}\n", mtime=0),
+        gzip.compress(b"[1]\n", mtime=0),
+        gzip.compress(b'{"group": 0', mtime=0),
+    ],
 )
 def test_a_file_that_is_no_batch_is_one_line(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "step-000001.jsonl.gz"
