@@ -46,13 +46,20 @@ class LoraSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with decoupled weight decay; bias-corrected moments in float32."""
+    """AdamW with decoupled weight decay and bias-corrected moments.
+
+    ``moments`` is how these are stored between updates, ``int8`` with a float32 scale for each block of
+    256. ``offload`` keeps them in host memory, where those of a processor are anyway. A backend that
+    cannot, or whose device and host share one memory, refuses.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0  # 0: the gradient is not clipped
+    moments: Literal["float32", "int8"] = "float32"
+    offload: bool = False
 
     def clipping(self, norm: float) -> float:
         """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""
@@ -73,6 +80,7 @@ class BackendSettings:
     micro_batch_tokens: int = 16384  # padded tokens of one forward, at most (one sequence may exceed it)
     head_chunk_tokens: int = 512  # tokens whose logits exist at a time
     feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
+    feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew
     seed: int = 0  # for what is initialised at random (adapters)
 
 
@@ -163,7 +171,11 @@ class Proxy:
 
 
 class Features(Protocol):
-    """The proxies v [N, H] of one batch, kept wherever the backend likes; arithmetic in float32 or better."""
+    """The proxies v [N, H] of one batch, wherever the backend keeps them; arithmetic in float32 or better.
+
+    Those that no budget had room for are computed anew for every reduction, by a forward under the weights
+    they belong to: RuntimeError where these have changed since, by step() or load().
+    """
 
     def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N]: S directions, float64 [S, H]; summed over ranks."""

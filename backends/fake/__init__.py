@@ -7,5 +7,5 @@ from backends.interface import Backend, BackendSettings
 
 
 def create(settings: BackendSettings, name: str) -> Backend:
-    """Load a Qwen3 model folder. Raises BackendError for another architecture, LoRA or bfloat16."""
+    """Load a Qwen3 model folder. Raises BackendError for another architecture, LoRA, bfloat16 or 8-bit moments."""
     return FakeBackend(settings, name)

@@ -66,6 +66,11 @@ class FakeBackend:
                 f"model.dtype: the fake backend computes in float64 and cannot mimic {settings.dtype}; "
                 "set float32 or choose --backend cpu or mlx"
             )
+        if settings.optimizer.moments != "float32":
+            raise BackendError(
+                f'update.moments = "{settings.optimizer.moments}": the fake backend rounds nothing; '
+                "set float32 or choose --backend cpu"
+            )
         self.name = name
         self.settings = settings
         self.model = Qwen3(*model_folder.read(settings.model))

@@ -11,7 +11,10 @@ from backends.interface import OptimizerSettings
 
 
 class AdamW:
-    """Adam with bias correction and decoupled weight decay on every weight (Loshchilov & Hutter 2019)."""
+    """Adam with bias correction and decoupled weight decay on every weight (Loshchilov & Hutter 2019).
+
+    Its moments are in host memory as they are, so ``offload`` changes nothing.
+    """
 
     def __init__(self, settings: OptimizerSettings, weights: Weights) -> None:
         self.settings = settings

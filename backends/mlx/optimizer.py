@@ -20,9 +20,20 @@ class AdamW:
 
     Not ``mlx.optimizers.AdamW``: that computes 1 − β^t in float32, which at β = 0.999 puts the
     first update 3e-5 off, and stores what it updates in the type of the compute.
+    Raises BackendError for moments that are to be stored otherwise.
     """
 
     def __init__(self, weights: Mapping[str, mx.array], settings: OptimizerSettings) -> None:
+        if settings.offload:
+            raise BackendError(
+                "update.offload saves nothing with the mlx backend: on a Mac the GPU and its host share one memory; "
+                "set it to false"
+            )
+        if settings.moments != "float32":
+            raise BackendError(
+                f'update.moments = "{settings.moments}": the mlx backend keeps moments in float32; set that, and for '
+                "less memory train adapters with [model.lora]"
+            )
         self.settings = settings
         self.weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
         self.first = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}  # not yet in memory

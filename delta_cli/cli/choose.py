@@ -17,7 +17,8 @@ RUNS = Path("runs")
 # machine, and the learning rate, which may have to come down when a run diverges.
 CHANGEABLE = (
     *("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
-    *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens", "update.feature_bytes"),
+    *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens"),
+    *("update.feature_bytes", "update.feature_host_bytes", "update.offload"),
     *("model.gradient_checkpointing", "update.learning_rate"),
 )
 

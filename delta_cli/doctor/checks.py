@@ -17,7 +17,7 @@ from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.doctor.estimate import estimate, needed
+from delta_cli.doctor.estimate import Item, estimate, needed, totals
 from delta_cli.doctor.machine import Machine, look
 from delta_cli.doctor.shapes import shape_of
 from delta_cli.errors import NotFetchedError, UserError
@@ -58,7 +58,7 @@ def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
     name = registry.default() if backend == "auto" else backend
     machine = look(name)
     yield from _machine(machine, name)
-    yield from _memory(recipe, machine)
+    yield from _memory(recipe, machine, name)
     try:
         tokenizer = load_tokenizer(recipe)
     except UserError as error:
@@ -95,7 +95,7 @@ def _machine(machine: Machine, backend: str) -> Iterator[Finding]:
         yield Finding("wrong", "backend", f"{backend}: {machine.device}; choose --backend cpu")
 
 
-def _memory(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
+def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]:
     try:
         shape, config = shape_of(recipe.model.path)
     except UserError as error:
@@ -103,18 +103,26 @@ def _memory(recipe: Recipe, machine: Machine) -> Iterator[Finding]:
         return
     items = sorted(estimate(recipe, shape, config), key=lambda item: -item.bytes)
     for item in items:
-        yield Finding("ok", f"memory, {item.phase}", f"{_gib(item.bytes):>10}  {item.name}: {item.how}")
-    total, available = needed(items), machine.device_memory
+        if item.bytes:
+            yield Finding("ok", f"memory, {item.phase}", f"{_gib(item.bytes):>10}  {item.name}: {item.how}")
+    total, host = needed(items), totals(items)["host"]
+    if backend != "cuda":  # what is beside the device lies in the same memory
+        yield _fits("memory", items, total + host, machine.device_memory)
+        return
+    yield _fits("memory", [item for item in items if item.phase != "host"], total, machine.device_memory)
+    if host:
+        yield _fits("memory, host", [item for item in items if item.phase == "host"], host, machine.memory)
+
+
+def _fits(subject: str, items: Sequence[Item], total: int, available: int) -> Finding:
+    """Whether ``total`` bytes are there, and the largest items that can be made smaller where they are not."""
     if not available:
-        yield Finding("note", "memory", f"about {_gib(total)} at the worst moment")
-        return
+        return Finding("note", subject, f"about {_gib(total)} at the worst moment")
     if total <= available:
-        yield Finding("ok", "memory", f"about {_gib(total)} at the worst moment, of {_gib(available)}")
-        return
-    largest = [item for item in items if item.remedy][:3]
-    advice = "; ".join(f"{item.name}: {item.remedy}" for item in largest)
-    yield Finding(
-        "wrong", "memory", f"about {_gib(total)} at the worst moment, but {_gib(available)} is there. {advice}"
+        return Finding("ok", subject, f"about {_gib(total)} at the worst moment, of {_gib(available)}")
+    advice = "; ".join(f"{item.name}: {item.remedy}" for item in [item for item in items if item.remedy][:3])
+    return Finding(
+        "wrong", subject, f"about {_gib(total)} at the worst moment, but {_gib(available)} is there. {advice}"
     )
 
 

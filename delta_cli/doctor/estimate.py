@@ -1,23 +1,28 @@
 """How much memory a recipe needs, item by item, and what to change where it does not fit.
 
 The arithmetic of the torch backend; MLX differs in that a quantised base keeps its bits. Phases do
-not overlap: what is needed is what stays, and the larger of what the rollout and the update add.
+not overlap: what is needed is what stays, and the largest of what rollout, scoring and update add.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from delta_cli.doctor.shapes import Shape
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.models import Update
 
 FLOAT = 4  # bytes
 
-# Activations of one layer for a token, in hidden sizes, as stored for the backward pass: inputs of the
-# norms and projections, q, k, v, the attention's output, and three times the feed-forward's width.
-_ACTIVATIONS = 8
+Phase = Literal["stays", "rollout", "score", "update", "host"]
+
+# Numbers that the inside of one layer keeps for the backward pass, for a token: so many times the hidden
+# size, the width of all queries, that of all keys, and the feed-forward's width. Counted as autograd saves
+# them (a test repeats it). In bfloat16 the residual stream and the norms stay float32, which is two numbers.
+_INSIDE = {"float32": (12, 5, 4, 4), "bfloat16": (19, 7, 5, 4)}
+_HEAD_ROWS = 4  # hidden states of a micro-batch: as they come, chosen, their derivative, and that in place
 
 
 @dataclass(frozen=True)
@@ -26,22 +31,33 @@ class Item:
 
     name: str
     bytes: int
-    phase: str  # "stays", "rollout" or "update"
+    phase: Phase  # "host" is memory of the host beside that of the device; the others are the device's
     how: str  # the arithmetic
     remedy: str = ""  # what makes it smaller
 
 
 def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[Item]:
     """Every use of memory of a run, to within what frameworks keep for themselves."""
-    return [*_weights(recipe, shape, config), *_rollout(recipe, shape), *_update(recipe, shape)]
+    return [
+        *_weights(recipe, shape, config),
+        *_rollout(recipe, shape),
+        *_activations(recipe, shape),
+        *_features(recipe, shape),
+    ]
 
 
-def needed(items: list[Item]) -> int:
-    """Bytes at the worst moment."""
-    phases = {
-        phase: sum(item.bytes for item in items if item.phase == phase) for phase in ("stays", "rollout", "update")
-    }
-    return phases["stays"] + max(phases["rollout"], phases["update"])
+def needed(items: Iterable[Item]) -> int:
+    """Bytes of the device at the worst moment."""
+    phases = totals(items)
+    return phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
+
+
+def totals(items: Iterable[Item]) -> dict[Phase, int]:
+    """Bytes of each phase."""
+    phases: dict[Phase, int] = dict.fromkeys(("stays", "rollout", "score", "update", "host"), 0)
+    for item in items:
+        phases[item.phase] += item.bytes
+    return phases
 
 
 def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[Item]:
@@ -51,89 +67,101 @@ def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[It
     bits = (config.get("quantization") or {}).get("bits")
     width = f"{bits} bits" if bits else f"{stored} bytes"
     base = count * bits // 8 + count // 16 if bits else count * stored
-    items = [Item("weights", base, "stays", f"{count / 1e9:.2f} billion × {width}", "a smaller model")]
+    items = [Item("weights", base, "stays", f"{_many(count)} × {width}", "a smaller model")]
     trained = shape.adapters(lora.rank, lora.targets, lora.layers) if lora else count
+    some = _many(trained)
     if lora:
-        items.append(
-            Item("adapters", trained * FLOAT, "stays", f"{trained / 1e6:.1f} million × 4 bytes", "model.lora.rank")
-        )
-    remedy = "" if lora else "train adapters: add [model.lora]"
-    items.append(
-        Item("optimizer", 2 * trained * FLOAT, "stays", f"two moments × {trained / 1e6:.0f} million × 4 bytes", remedy)
-    )
-    items.append(Item("gradient", trained * FLOAT, "update", f"{trained / 1e6:.0f} million × 4 bytes", remedy))
-    if half and lora is None:
-        items.append(Item("compute copy", 2 * count, "stays", "weights cast to bfloat16", remedy))
+        items.append(Item("adapters", trained * FLOAT, "stays", f"{some} × 4 bytes", "model.lora.rank"))
+    smaller = "" if lora else "train adapters: add [model.lora]"
+    items.append(_moments(recipe.update, trained, some, smaller))
+    items.append(Item("gradient", trained * FLOAT, "update", f"{some} × 4 bytes", smaller))
+    if half:
+        items.append(Item("compute copy", 2 * trained, "stays", f"{some} cast to bfloat16, 2 bytes", smaller))
     if recipe.update.kl_coefficient and lora is None:
-        items.append(
-            Item(
-                "reference policy",
-                count * (2 if half else FLOAT),
-                "stays",
-                "a frozen copy",
-                "update.kl_coefficient = 0",
-            )
-        )
+        reference = count * (2 if half else FLOAT)
+        items.append(Item("reference policy", reference, "stays", "a frozen copy", "update.kl_coefficient = 0"))
     return items
+
+
+def _moments(update: Update, trained: int, some: str, smaller: str) -> Item:
+    if update.moments == "int8":
+        size, how = 2 * (trained + FLOAT * trained // 256), "2 × (1 byte + 4 for each 256)"
+    else:
+        size, how, smaller = 2 * FLOAT * trained, "2 × 4 bytes", f'update.moments = "int8"; {smaller}'
+    if update.offload:
+        return Item("moments", size, "host", f"{some} × {how}", smaller)
+    return Item("moments", size, "stays", f"{some} × {how}", f"update.offload; {smaller}")
 
 
 def _rollout(recipe: Recipe, shape: Shape) -> list[Item]:
     width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
-    rows = min(recipe.rollout.batch, recipe.rollout.prompts * recipe.rollout.responses)
-    length = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    rollout, evaluation = recipe.rollout, recipe.evaluation
+    uses = [
+        ("", rollout.prompts * rollout.responses, rollout.max_tokens),
+        (" of an evaluation", evaluation.problems * evaluation.samples, evaluation.max_tokens or rollout.max_tokens),
+    ]
+    cells = [(min(rollout.batch, count) * (rollout.max_prompt_tokens + longest)) for _, count, longest in uses]
+    what, count, longest = uses[cells.index(max(cells))]
+    rows, length = min(rollout.batch, count), rollout.max_prompt_tokens + longest
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
-    how = f"{rows} responses × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
-    logits = Item(
-        "rollout logits",
-        3 * rows * shape.vocabulary * FLOAT,
-        "rollout",
-        f"{rows} × {shape.vocabulary} × 3 float32",
-        "rollout.batch",
-    )
-    return [Item("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"), logits]
+    how = f"{rows} responses{what} × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
+    logits = 3 * rows * shape.vocabulary * FLOAT
+    return [
+        Item("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
+        Item("rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"),
+    ]
 
 
-def _update(recipe: Recipe, shape: Shape) -> list[Item]:
-    half = recipe.model.dtype == "bfloat16"
-    width = 2 if half else FLOAT
+def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
+    """Of scoring and of the update. The head's rows are float32."""
+    half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
     update, rollout = recipe.update, recipe.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_tokens
-    tokens = max(update.micro_batch_tokens, longest)
-    layer = width * (_ACTIVATIONS * shape.hidden + 3 * shape.intermediate)
+    tokens = max(update.micro_batch_tokens, rollout.max_prompt_tokens + rollout.max_tokens)
+    widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
+    inside = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True)) * (2 if half else FLOAT)
+    head = _HEAD_ROWS * shape.hidden * FLOAT
     if recipe.model.gradient_checkpointing:
-        size, how = (
-            tokens * (shape.layers * shape.hidden * width + layer),
-            "inputs of all layers and one layer's inside",
-        )
+        residual = shape.hidden * (2 if half and lora else FLOAT)  # float32 where the embeddings are
+        kept, how = shape.layers * residual + inside, "the inputs of all layers and the inside of one"
     else:
-        size, how = tokens * shape.layers * layer, "the inside of all layers"
-    head = 3 * update.head_chunk_tokens * shape.vocabulary * FLOAT
-    total = rollout.prompts * rollout.responses * rollout.max_tokens
-    features = min(total * shape.hidden * width, update.feature_bytes)
+        kept, how = shape.layers * inside, "the inside of all layers"
+    chunk = 3 * update.head_chunk_tokens * shape.vocabulary * FLOAT
+    chunk_how = f"{update.head_chunk_tokens} × {shape.vocabulary} × 3 float32"
+    kib = f"{tokens} tokens × {{:.0f}} KiB: "
+    remedy = "update.micro_batch_tokens, model.gradient_checkpointing"
     items = [
+        Item("activations", tokens * (kept + head), "update", kib.format((kept + head) / 1024) + how, remedy),
+        Item("logits", chunk, "update", chunk_how, "update.head_chunk_tokens"),
         Item(
             "activations",
-            size,
-            "update",
-            f"{tokens} tokens: {how}",
-            "update.micro_batch_tokens, model.gradient_checkpointing",
+            tokens * (inside + head),
+            "score",
+            kib.format((inside + head) / 1024) + "the inside of one layer",
+            "update.micro_batch_tokens",
         ),
-        Item(
-            "logits",
-            head,
-            "update",
-            f"{update.head_chunk_tokens} × {shape.vocabulary} × 3 float32",
-            "update.head_chunk_tokens",
-        ),
+        Item("logits", chunk, "score", chunk_how, "update.head_chunk_tokens"),
     ]
-    if recipe.method.resolve().credit == "delta":
-        items.append(
-            Item(
-                "features",
-                features,
-                "update",
-                f"{total} tokens × {shape.hidden} × {width} bytes, at most update.feature_bytes",
-                "update.feature_bytes",
-            )
-        )
+    if half and lora is None:
+        size, how = shape.vocabulary * shape.hidden * FLOAT, f"{shape.vocabulary} × {shape.hidden} float32"
+        items.append(Item("head's gradient", size, "update", f"{how}, of one chunk of tokens"))
     return items
+
+
+def _features(recipe: Recipe, shape: Shape) -> list[Item]:
+    if recipe.method.resolve().credit != "delta":
+        return []
+    update, rollout = recipe.update, recipe.rollout
+    width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
+    tokens = rollout.prompts * rollout.responses * rollout.max_tokens
+    everything = tokens * shape.hidden * width
+    here = min(everything, update.feature_bytes)
+    beside = min(everything - here, update.feature_host_bytes)
+    how = f"{tokens} tokens × {shape.hidden} × {width} bytes, if all grow to the limit"
+    return [
+        Item("features", here, "score", f"{how}, at most update.feature_bytes", "update.feature_bytes"),
+        Item("features", beside, "host", "of the rest, at most update.feature_host_bytes", "update.feature_host_bytes"),
+    ]
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"

@@ -183,12 +183,15 @@ class Update(Section):
     epsilon: float = key(1e-8, "AdamW: added to the denominator", gt=0, le=1)
     weight_decay: float = key(0.1, "AdamW: decoupled weight decay", ge=0, le=10)
     max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
+    moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
+    offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
     kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
     drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
     micro_batch_tokens: int = key(16384, "padded tokens of one forward and backward", "tokens", ge=1)
     head_chunk_tokens: int = key(512, "tokens whose logits exist at a time", "tokens", ge=1)
-    feature_bytes: int = key(2**33, "token features kept on the device, the rest beside it", "bytes", ge=0)
+    feature_bytes: int = key(2**33, "token features kept on the device", "bytes", ge=0)
+    feature_host_bytes: int = key(2**36, "token features kept on the host, the rest is computed anew", "bytes", ge=0)
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, of a run of ``steps``."""

@@ -198,7 +198,13 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         dtype=model.dtype,
         lora=lora,
         optimizer=OptimizerSettings(
-            update.beta1, update.beta2, update.epsilon, update.weight_decay, update.max_grad_norm
+            update.beta1,
+            update.beta2,
+            update.epsilon,
+            update.weight_decay,
+            update.max_grad_norm,
+            update.moments,
+            update.offload,
         ),
         gradient_checkpointing=model.gradient_checkpointing,
         keep_reference=update.kl_coefficient > 0,
@@ -206,5 +212,6 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         micro_batch_tokens=update.micro_batch_tokens,
         head_chunk_tokens=update.head_chunk_tokens,
         feature_bytes=update.feature_bytes,
+        feature_host_bytes=update.feature_host_bytes,
         seed=recipe.run.seed,
     )

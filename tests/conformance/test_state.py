@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from backends.interface import Backend, BackendError, Sequences
+from backends.interface import Backend, BackendError, OptimizerSettings, Sequences
 
-from .conftest import Make, Tolerance
+from .conftest import OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, exported
 from .oracle import Oracle
 
@@ -41,6 +42,54 @@ def test_a_run_that_was_saved_goes_on_bit_for_bit(make: Make, sequences: Sequenc
         assert found.keys() == expected.keys()
         for key, weight in expected.items():
             np.testing.assert_array_equal(found[key], weight, err_msg=key)
+
+
+def refused(name: str, make: Make, optimizer: OptimizerSettings, key: str) -> None:
+    """Of a backend that cannot store moments so, or gains nothing by it."""
+    with pytest.raises(BackendError, match=key) as caught:
+        make(optimizer=optimizer)
+    assert "\n" not in str(caught.value)
+    pytest.skip(f"the {name} backend refused {key}, as it should")
+
+
+def test_moments_in_host_memory_are_the_same_run(name: str, make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    """Bit for bit, and a run that was saved with offload goes on without it, and the reverse."""
+    offload = replace(OPTIMIZER, offload=True)
+    if name == "mlx":
+        refused(name, make, offload, "update.offload")
+    backends = {"here": make(), "there": make(optimizer=offload)}
+    for place, backend in backends.items():
+        update(backend, sequences, times=2)
+        (tmp_path / place).mkdir()
+        backend.save(tmp_path / place)
+    backends["there"].load(tmp_path / "here")
+    backends["here"].load(tmp_path / "there")
+    for backend in backends.values():
+        update(backend, sequences)
+    found, expected = (exported(backend, tmp_path / f"{place}-on") for place, backend in backends.items())
+    for key, weight in expected.items():
+        np.testing.assert_array_equal(found[key], weight, err_msg=key)
+    for file in (tmp_path / "here").iterdir():
+        assert file.read_bytes() == (tmp_path / "there" / file.name).read_bytes(), file.name
+
+
+def test_moments_in_8_bits_go_on_bit_for_bit(
+    name: str, make: Make, sequences: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And are another run than float32 ones; the model is small, so even its small weights get codes."""
+    coded = replace(OPTIMIZER, moments="int8")
+    if name in ("fake", "mlx"):
+        refused(name, make, coded, "update.moments")
+    monkeypatch.setattr("backends.torch.moments.SMALL", 1)
+    straight, fresh, exact = make(optimizer=coded), make(optimizer=replace(coded, offload=True)), make()
+    update(straight, sequences, times=2)
+    straight.save(tmp_path)
+    fresh.load(tmp_path)
+    update(straight, sequences)
+    update(fresh, sequences)
+    update(exact, sequences, times=3)
+    np.testing.assert_array_equal(fresh.score(sequences).logprobs, straight.score(sequences).logprobs)
+    assert np.abs(exact.score(sequences).logprobs - straight.score(sequences).logprobs).max() > 1e-6
 
 
 def test_loading_drops_a_gradient_in_the_making(make: Make, sequences: Sequences, tmp_path: Path) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 
+from backends import registry
+from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.doctor.checks import Finding, examine
-from delta_cli.doctor.estimate import estimate, needed
-from delta_cli.doctor.shapes import KNOWN, shape_of
+from delta_cli.doctor.estimate import Item, estimate, needed, totals
+from delta_cli.doctor.machine import Machine
+from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
+from delta_cli.training.setup import backend_settings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -45,17 +51,93 @@ def test_adapters_by_hand(tmp_path: Path) -> None:
     assert shape.adapters(4, ("down_proj",), None) == 2 * 4 * (192 + 64)
 
 
+def estimated(name: str, *overrides: str) -> tuple[dict[str, Item], list[Item]]:
+    """The items of a recipe of this repository by phase and name, and as they come."""
+    recipe = load_recipe(RECIPES / name, overrides)
+    items = estimate(recipe, *shape_of(recipe.model.path))
+    return {f"{item.phase} {item.name}": item for item in items}, items
+
+
 def test_the_estimate_by_hand() -> None:
-    recipe = load_recipe(RECIPES / "qwen3_8b.toml")
-    shape, config = shape_of("Qwen/Qwen3-8B-Base")
-    items = {item.name: item for item in estimate(recipe, shape, config)}
-    assert items["weights"].bytes == 4 * shape.parameters
-    assert items["optimizer"].bytes == 8 * shape.parameters
-    assert items["KV cache"].bytes == 16 * 22528 * (2 * 36 * 8 * 128 * 2)
-    assert items["logits"].bytes == 3 * 512 * 151936 * 4
-    everything = list(items.values())
-    phases = {phase: sum(i.bytes for i in everything if i.phase == phase) for phase in ("stays", "rollout", "update")}
-    assert needed(everything) == phases["stays"] + max(phases["rollout"], phases["update"])
+    found, items = estimated("qwen3_8b.toml", "update.offload=false", "rollout.batch=16", "update.feature_bytes=1024")
+    count = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 2 * 151936 * 4096
+    assert found["stays weights"].bytes == 4 * count
+    assert found["stays moments"].bytes == 8 * count
+    assert found["update gradient"].bytes == 4 * count
+    assert found["stays compute copy"].bytes == 2 * count
+    assert found["rollout KV cache"].bytes == 16 * (2048 + 30000) * (2 * 36 * 8 * 128 * 2), "of an evaluation"
+    assert found["update logits"].bytes == 3 * 512 * 151936 * 4
+    assert found["score features"].bytes == 1024
+    assert found["host features"].bytes == 2**36, "of 128 · 16 · 20480 · 4096 · 2 bytes"
+    tokens = 24576
+    inside = 2 * (19 * 4096 + 7 * 4096 + 5 * 1024 + 4 * 12288)
+    assert found["update activations"].bytes == tokens * (36 * 4096 * 4 + inside + 4 * 4096 * 4)
+    assert found["score activations"].bytes == tokens * (inside + 4 * 4096 * 4)
+    phases = totals(items)
+    assert needed(items) == phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
+    assert phases["stays"] == sum(item.bytes for item in items if item.phase == "stays")
+
+
+def test_moments_on_the_host_and_in_8_bits() -> None:
+    count = shape_of("Qwen/Qwen3-8B-Base")[0].parameters
+    here, items = estimated("qwen3_8b.toml", "update.offload=false")
+    there, offloaded = estimated("qwen3_8b.toml", "update.offload=true")
+    assert there["host moments"].bytes == here["stays moments"].bytes == 8 * count
+    assert needed(items) - needed(offloaded) == 8 * count
+    assert totals(offloaded)["host"] - totals(items)["host"] == 8 * count
+    coded, _ = estimated("qwen3_8b.toml", "update.offload=false", "update.moments=int8")
+    assert coded["stays moments"].bytes == 2 * count + 2 * count // 64
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 adapters"])
+def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
+    """For a token in a layer: counted for two depths and two lengths, so that all else cancels.
+
+    Adapters save less, as their frozen matrices need no input; the estimate does not tell them apart.
+    """
+    torch = pytest.importorskip("torch", reason="what autograd saves is counted in torch")
+    pytest.importorskip("transformers", reason="what autograd saves is counted in a model of transformers")
+    dtype, _, adapters = kind.partition(" ")
+    overrides = [f"model.dtype={dtype}", f"model.path={tmp_path}", "update.micro_batch_tokens=4096"]
+    overrides += ["model.lora.rank=2", "model.lora.scale=2.0"] if adapters else []
+    recipe = load_recipe(None, overrides)
+
+    def saved(layers: int, tokens: int) -> int:
+        """Bytes of all that the forward pass keeps for the backward pass."""
+        sizes: dict[int, tuple[int, object]] = {}
+
+        def keep(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes(), tensor  # held, so that its address is not used again
+            return tensor
+
+        write(layers)
+        backend = registry.create("cpu", backend_settings(recipe))
+        response = Sequences((np.array([1]),), np.ones(tokens, np.int64), np.array([0, tokens]))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            backend.accumulate(response, lambda logp, rows: (0.0, np.ones(len(logp))))
+        backend.close()
+        return sum(size for size, _ in sizes.values())
+
+    def write(layers: int) -> Shape:
+        parts = {"hidden": 64, "heads": 8, "kv_heads": 2, "head_dim": 8, "intermediate": 192}
+        write_qwen3(tmp_path, vocab_size=101, layers=layers, tie=False, **parts)
+        return shape_of(str(tmp_path))[0]
+
+    counted = (saved(3, 256) - saved(2, 256) - saved(3, 128) + saved(2, 128)) / 128
+    three, two = (
+        next(item.bytes for item in estimate(recipe, write(layers), {}) if item.name == "activations")
+        for layers in (3, 2)
+    )
+    assert counted <= (three - two) / 4096 * 1.03
+    assert counted >= (three - two) / 4096 * (0.85 if adapters else 0.97)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("qwen3_8b.toml", 141e9), ("qwen3_8b_lora.toml", 24e9)])
+def test_the_recipes_fit_one_gpu(name: str, memory: float) -> None:
+    """With a tenth left for the context, the allocator's gaps and what frameworks keep."""
+    _, items = estimated(name)
+    assert needed(items) < 0.9 * memory
 
 
 def test_adapters_on_a_quantised_base_need_far_less() -> None:
@@ -64,12 +146,6 @@ def test_adapters_on_a_quantised_base_need_far_less() -> None:
     quantised = needed(estimate(mac, shape, {"quantization": {"bits": 4, "group_size": 64}}))
     assert quantised < needed(estimate(mac, shape, {}))
     assert quantised < 12 * 2**30
-
-
-def test_the_one_gpu_recipe_fits_24_gb() -> None:
-    recipe = load_recipe(RECIPES / "qwen3_8b_lora.toml")
-    shape, config = shape_of(recipe.model.path)
-    assert needed(estimate(recipe, shape, config)) < 24e9
 
 
 def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
@@ -106,6 +182,24 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = findings([f"data.source={tmp_path / 'absent.jsonl'}"], run_model=False)
     assert found["data"].level == "wrong"
     assert "no such file" in found["data"].text
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "levels"),
+    [(141e9, 256e9, ("ok", "ok")), (80e9, 256e9, ("wrong", "ok")), (141e9, 64e9, ("ok", "wrong"))],
+)
+def test_a_gpu_and_its_host_are_judged_apart(
+    device: float, host: float, levels: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    machine = Machine("a system", 8, int(host), "a GPU", int(device), {})
+    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    found = list(examine(load_recipe(RECIPES / "qwen3_8b.toml"), "cuda", run_model=False))
+    verdicts = {finding.subject: finding for finding in found if "worst moment" in finding.text}
+    assert (verdicts["memory"].level, verdicts["memory, host"].level) == levels
+    if levels[1] == "wrong":
+        assert "update.feature_host_bytes" in verdicts["memory, host"].text
+        assert "rollout.batch" not in verdicts["memory, host"].text
 
 
 def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

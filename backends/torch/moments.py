@@ -1,0 +1,189 @@
+"""AdamW's two moments of every weight: in float32 or in 8 bits, on the device or at rest in host memory.
+
+All weights lie end to end, each flattened, in buckets of so many numbers. Moments are stored a bucket at
+a time, and an update has one bucket (on CUDA two) of them in float32 on the device beyond what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from backends.interface import BackendError, OptimizerSettings
+from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
+from backends.torch.state_file import Entry
+
+# Two float32 moments of so many numbers are 256 MiB. CUDA's allocator of pinned memory rounds sizes up to a
+# power of two, so that buffers as large as the weights would waste up to half of what they take.
+BUCKET = 2**25
+MOMENTS = ("exp_avg", "exp_avg_sq")  # their names in a file, as torch.optim calls them
+SMALL = 4096  # a weight of fewer numbers keeps float32 moments, as in the paper
+
+
+class Piece(NamedTuple):
+    """Numbers ``start`` to ``stop`` of a flattened weight, which begin at ``at`` in their bucket."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def inside(self) -> slice:
+        """Where the piece lies in its bucket."""
+        return slice(self.at, self.at + self.stop - self.start)
+
+
+def layout(sizes: Mapping[str, int]) -> list[list[Piece]]:
+    """Weights of so many numbers in buckets; a piece begins at a multiple of BLOCK in its weight and its bucket."""
+    buckets: list[list[Piece]] = []
+    room = 0
+    for name, size in sizes.items():
+        start = 0
+        while start < size:
+            if room == 0:
+                buckets.append([])
+                room = BUCKET
+            stop = min(size, start + room)
+            buckets[-1].append(Piece(name, start, stop, BUCKET - room))
+            room -= _padded(stop - start)
+            start = stop
+    return buckets
+
+
+def _padded(count: int) -> int:
+    return -(-count // BLOCK) * BLOCK
+
+
+class Store(Protocol):
+    """Both moments of a bucket of n numbers."""
+
+    def fetch(self) -> Tensor:
+        """The moments, float32 [2, n] on the device."""
+
+    def keep(self, moments: Tensor) -> None:
+        """Store what ``fetch`` returned and an update has changed."""
+
+    def tensors(self) -> dict[str, tuple[Tensor, int]]:
+        """What is stored, by the suffix of its name in a file: a tensor [2, n / unit], and the unit."""
+
+
+class Float32:
+    """Moments as they are."""
+
+    def __init__(self, count: int, device: torch.device, offload: bool) -> None:
+        self._device, self._offload = device, offload
+        self._moments = _room((2, count), torch.float32, device, offload)
+
+    def fetch(self) -> Tensor:
+        return self._moments.to(self._device, non_blocking=True, copy=True) if self._offload else self._moments
+
+    def keep(self, moments: Tensor) -> None:
+        if self._offload:
+            self._moments.copy_(moments, non_blocking=True)
+
+    def tensors(self) -> dict[str, tuple[Tensor, int]]:
+        return {"": (self._moments, 1)}
+
+
+class Int8:
+    """Codes and scales; the second moment as its square root."""
+
+    def __init__(self, count: int, device: torch.device, offload: bool) -> None:
+        self._device = device
+        self._meanings = codes_of_first(device), codes_of_root(device)
+        self._codes = _room((2, count), torch.uint8, device, offload)
+        self._scales = _room((2, count // BLOCK), torch.float32, device, offload)
+
+    def fetch(self) -> Tensor:
+        codes, scales = (part.to(self._device, non_blocking=True) for part in (self._codes, self._scales))
+        moments = torch.stack([dequantise(*of) for of in zip(codes, scales, self._meanings, strict=True)])
+        moments[1].square_()
+        return moments
+
+    def keep(self, moments: Tensor) -> None:
+        moments[1].sqrt_()
+        for row, meanings in enumerate(self._meanings):
+            codes, scales = quantise(moments[row], meanings)
+            self._codes[row].copy_(codes, non_blocking=True)
+            self._scales[row].copy_(scales, non_blocking=True)
+
+    def tensors(self) -> dict[str, tuple[Tensor, int]]:
+        return {".codes": (self._codes, 1), ".scales": (self._scales, BLOCK)}
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, offload: bool) -> Tensor:
+    """Zeros on the device, or with ``offload`` in host memory, pinned where the device is a GPU."""
+    if not offload:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+class Moments:
+    """The moments of ``weights``, zero at first. Raises BackendError where memory does not suffice."""
+
+    def __init__(self, weights: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
+        self._weights = weights
+        self._device = next(iter(weights.values())).device
+        self._offload = settings.offload
+        large = settings.moments == "int8"
+        sizes = {name: weight.numel() for name, weight in weights.items()}
+        coded = {name: size for name, size in sizes.items() if large and size >= SMALL}
+        plain = {name: size for name, size in sizes.items() if name not in coded}
+        try:
+            self._buckets: list[tuple[list[Piece], Store]] = [
+                (pieces, store(_padded(pieces[-1].inside.stop), self._device, settings.offload))
+                for store, some in ((Float32, plain), (Int8, coded))
+                for pieces in layout(some)
+            ]
+        except RuntimeError as error:
+            where, instead = ("host", "") if settings.offload else ("device", "update.offload = true, ")
+            raise BackendError(
+                f"the optimizer's moments of {sum(sizes.values()):,} weights do not fit in the {where}'s memory; set "
+                f'{instead}update.moments = "int8", or train adapters with [model.lora]'
+            ) from error
+
+    @property
+    def bytes(self) -> int:
+        """What the stored moments take."""
+        return sum(tensor.nbytes for _, store in self._buckets for tensor, _ in store.tensors().values())
+
+    def update(self, apply: Callable[[list[Piece], Tensor], None]) -> None:
+        """Call ``apply`` with each bucket's pieces and moments [2, n] on the device, to be updated in place.
+
+        On CUDA, buckets that come from host memory take turns on two streams: one is on its way back while
+        the next one is fetched. All are done on return.
+        """
+        overlap = self._offload and self._device.type == "cuda"
+        streams = self._two_streams() if overlap else [None]
+        for (pieces, store), stream in zip(self._buckets, cycle(streams), strict=False):
+            with torch.cuda.stream(stream):  # None: where it is
+                moments = store.fetch()
+                apply(pieces, moments)
+                store.keep(moments)
+        if overlap:
+            torch.cuda.synchronize(self._device)
+
+    def _two_streams(self) -> list[torch.cuda.Stream | None]:
+        """Streams that wait for what is under way."""
+        streams = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        return [*streams]
+
+    def entries(self) -> dict[str, Entry]:
+        """The moments as a file holds them, by name; the parts share their memory."""
+        found: dict[str, Entry] = {}
+        for pieces, store in self._buckets:
+            for suffix, (tensor, unit) in store.tensors().items():
+                for piece in pieces:
+                    shape = self._weights[piece.name].shape
+                    part = slice(piece.inside.start // unit, -(-piece.inside.stop // unit))
+                    for moment, row in zip(MOMENTS, tensor, strict=True):
+                        new = Entry(tuple(shape) if unit == 1 else (-(-shape.numel() // unit),), [])
+                        found.setdefault(f"{moment}.{piece.name}{suffix}", new).parts.append(row[part])
+        return found
