@@ -101,10 +101,13 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=Workload.hidden)
     parser.add_argument("--layers", type=int, default=Workload.layers)
     parser.add_argument("--response", type=int, default=Workload.response, help="tokens")
+    parser.add_argument("--feature-bytes", type=int, default=Workload.feature_bytes, help="0: all are computed anew")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", help="where to write the JSON")
     args = parser.parse_args()
-    workload = Workload(hidden=args.hidden, layers=args.layers, response=args.response)
+    workload = Workload(
+        hidden=args.hidden, layers=args.layers, response=args.response, feature_bytes=args.feature_bytes
+    )
     result = measure(workload, args.rounds)
     show(
         f"DelTA's step against DAPO's, {result['parameters'] / 1e6:.1f} million parameters "

@@ -42,6 +42,7 @@ class Workload:
     spread: int = 1  # the longest has so many times the tokens of the shortest
     mini_batches: int = 4
     head_chunk: int = 256  # tokens whose logits exist at a time
+    feature_bytes: int = 2**33  # of token features kept; the others are computed anew
     learning_rate: float = 1e-6
     weight_decay: float = 0.1
 
@@ -90,6 +91,8 @@ class Workload:
                     "weight_decay": self.weight_decay,
                     "mini_batches": self.mini_batches,
                     "head_chunk_tokens": self.head_chunk,
+                    "feature_bytes": self.feature_bytes,
+                    "feature_host_bytes": 0,
                 },
             }
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -30,12 +31,14 @@ from backends.interface import (
 from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed
 from backends.mlx.export import export
-from backends.mlx.features import FeatureStore, MlxFeatures
-from backends.mlx.head import chunks, entropy, logprobs, pick, proxies, pullback
+from backends.mlx.features import FeatureStore, MlxFeatures, Rows
+from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
 from backends.mlx.memory import MemoryLimits, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
+
+Result = TypeVar("Result")
 
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
@@ -66,6 +69,7 @@ class MlxBackend:
             self.model.unfreeze()
         self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer)
         self.trainable = sum(weight.size for weight in self.optimizer.weights.values())
+        self.version = 0  # of the weights: how often the model was given others
         self._publish()
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
@@ -82,22 +86,60 @@ class MlxBackend:
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward: log-probabilities, entropies and, with a proxy, features."""
+        return self._within_memory(lambda: self._score(sequences, proxy))
+
+    def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores:
         count = len(sequences.tokens)
         logps, entropies = np.zeros(count, np.float32), np.zeros(count, np.float32)
         head, temperature = self.policy.head(), sequences.temperature or 1.0
-        store = FeatureStore(head.width, self.dtype, self.settings.feature_bytes)
-        for batch in micro_batches(sequences, self.budget):
+        store = self._store(head, sequences, proxy) if proxy else None
+        for at, hidden, targets in self._chunks(sequences):
+            log_softmax = head.log_softmax(hidden, temperature)
+            logp, spread = pick(log_softmax, targets), entropy(log_softmax)
+            if store and proxy:
+                store.put(at, proxies(head, hidden, targets, log_softmax, proxy))
+            logps[at], entropies[at] = np.array(logp), np.array(spread)
+        if not (store and proxy):
+            return Scores(logps, entropies, None)
+        scale = -np.expm1(logps) if proxy.kind == "output_row" else np.ones(count)  # 1 − p, exact where p is near 1
+        return Scores(logps, entropies, MlxFeatures(store, scale.astype(np.float64)))
+
+    def _store(self, head: Head, sequences: Sequences, proxy: Proxy) -> FeatureStore:
+        budgets = self.settings.feature_bytes, self.settings.feature_host_bytes
+        recompute = partial(self._recompute, sequences, proxy, self.version)
+        return FeatureStore(head.width, self.dtype, budgets, recompute)
+
+    def _recompute(
+        self, sequences: Sequences, proxy: Proxy, version: int, start: int, stop: int, reduce: Callable[[Rows], Floats]
+    ) -> Floats:
+        """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
+        if version != self.version:
+            raise RuntimeError(
+                "the policy was updated or loaded while token features of its former weights were in use, of which "
+                "some were not kept and cannot be computed again; reduce and close features before step() and load()"
+            )
+        return self._within_memory(lambda: reduce(self._rows(sequences, proxy, start, stop)))
+
+    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, mx.array]]:
+        """Flat positions and rows of the tokens start:stop, a chunk at a time; MLX computes of them what is used."""
+        reached = np.flatnonzero((sequences.starts[1:] > start) & (sequences.starts[:-1] < stop))
+        positions = token_index(sequences.starts, reached)
+        head, temperature = self.policy.head(), sequences.temperature or 1.0
+        for at, hidden, targets in self._chunks(sequences.select(reached)):
+            at = positions[at]
+            inside = np.flatnonzero((at >= start) & (at < stop))
+            if len(inside):
+                rows = proxies(head, hidden, targets, head.log_softmax(hidden, temperature), proxy)
+                yield at[inside], rows[mx.array(inside)]
+
+    def _chunks(self, sequences: Sequences) -> Iterator[tuple[Ids, mx.array, mx.array]]:
+        """Flat positions, hidden states in the type of the compute and token ids, as many as have logits at a time."""
+        for batch in self._micro_batches(sequences):
             positions = token_index(sequences.starts, batch.rows)
             hidden = self._hidden(batch).astype(self.dtype)
             mx.eval(hidden)  # what the trunk needed is freed before the first logits
             for part in chunks(len(positions), self.settings.head_chunk_tokens):
-                targets = mx.array(batch.targets[part])
-                log_softmax = head.log_softmax(hidden[part], temperature)
-                logp, spread = pick(log_softmax, targets), entropy(log_softmax)
-                if proxy:
-                    store.append(proxies(head, hidden[part], targets, log_softmax, proxy), positions[part])
-                logps[positions[part]], entropies[positions[part]] = np.array(logp), np.array(spread)
-        return Scores(logps, entropies, MlxFeatures(store, 0, count) if proxy else None)
+                yield positions[part], hidden[part], mx.array(batch.targets[part])
 
     def reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities of the policy as it was loaded: without adapters, or of the weights kept then."""
@@ -116,30 +158,19 @@ class MlxBackend:
         Where memory runs out, it starts over with half the micro-batch.
         """
         before = dict(self.optimizer.gradient)
-        while True:
-            try:
-                return self._attempt(sequences, surrogate)
-            except RuntimeError as error:
-                if "allocate" not in str(error):  # MLX's allocators have no error of their own
-                    raise
-                rows, width = self.shape
-                if rows == 1:
-                    raise too_long(width) from error
-                self.budget = rows * width // 2
+
+        def restart() -> None:
             self.optimizer.gradient = dict(before)
-            mx.clear_cache()
             if hasattr(surrogate, "restart"):
                 surrogate.restart()
+
+        return self._within_memory(lambda: self._attempt(sequences, surrogate), restart)
 
     def _attempt(self, sequences: Sequences, surrogate: Surrogate) -> float:
         layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
         temperature = sequences.temperature or 1.0
         with checkpointed(layers):
-            loss = 0.0
-            for batch in micro_batches(sequences, self.budget):
-                self.shape = batch.ids.shape
-                loss += self._accumulate(batch, surrogate, temperature)
-        return loss
+            return sum(self._accumulate(batch, surrogate, temperature) for batch in self._micro_batches(sequences))
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""
@@ -178,11 +209,32 @@ class MlxBackend:
         mx.clear_cache()
         self.limits.restore()
 
+    def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
+        for batch in micro_batches(sequences, self.budget):
+            self.shape = batch.ids.shape
+            yield batch
+
+    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
+        """``attempt()``; where memory runs out, once more from ``restart`` on with half the micro-batch."""
+        while True:
+            try:
+                return attempt()
+            except RuntimeError as error:
+                if "allocate" not in str(error):  # MLX's allocators have no error of their own
+                    raise
+                rows, width = self.shape
+                if rows == 1:
+                    raise too_long(width) from error
+                self.budget = rows * width // 2
+            restart()
+            mx.clear_cache()
+
     def _publish(self) -> None:
         """Give the model the master weights: adapters in float32, others in the type of the compute."""
         dtype = mx.float32 if self.settings.lora else self.dtype
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
         self.model.update(tree_unflatten(weights))
+        self.version += 1
         mx.eval(self.model.parameters())
 
     def _hidden(self, batch: PaddedBatch) -> mx.array:

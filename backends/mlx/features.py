@@ -1,8 +1,8 @@
-"""Token features on the device, the part beyond a byte budget in host memory."""
+"""Token features on the device within a byte budget, in host memory within another, computed again beyond both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -12,82 +12,111 @@ from numpy.typing import NDArray
 from backends.interface import Floats, Ids
 
 Stored = mx.array | NDArray[np.uint16] | NDArray[np.float32]  # uint16: the bits of bfloat16
+Rows = Iterable[tuple[Ids, mx.array]]  # flat positions [n] of some tokens with their rows [n, H]
+Recompute = Callable[[int, int, Callable[[Rows], Floats]], Floats]  # reduce(rows of tokens start:stop)
 
 
 @dataclass
 class FeatureStore:
-    """Features of one batch as they are computed: chunks [n, H] with the flat positions of their tokens.
+    """Rows of one batch in ``dtype``, chunk by chunk as they are computed, with the flat positions of their tokens.
 
-    Stored in ``dtype`` on the device until they fill ``budget`` bytes, then as numpy arrays of the
-    same bits. Arithmetic is float32 within a chunk and float64 over chunks.
+    Tokens up to a cut live on the device, those up to another as numpy arrays of the same bits, and of
+    the others ``recompute`` makes the rows anew for every reduction. Where a token lives depends on its
+    flat position alone.
     """
 
     width: int  # H
     dtype: mx.Dtype
-    budget: int
-    used: int = 0
-    chunks: list[tuple[Stored, Ids]] = field(default_factory=list)
+    budgets: tuple[int, int]  # bytes on the device and the host
+    recompute: Recompute
+    chunks: list[tuple[Ids, Stored]] = field(default_factory=list)
 
-    def append(self, values: mx.array, positions: Ids) -> None:
-        """Keep the features [n, H] of the tokens at ``positions`` [n]."""
-        values = values.astype(self.dtype)
-        mx.eval(values)
-        if self.used + values.nbytes > self.budget:
-            self.chunks.append((to_host(values), positions))
-        else:
-            self.used += values.nbytes
-            self.chunks.append((values, positions))
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """How many tokens there is room for on the device, and on device and host together."""
+        device, host = (budget // (self.width * self.dtype.size) for budget in self.budgets)
+        return device, device + host
+
+    def put(self, positions: Ids, rows: mx.array) -> None:
+        """Keep the rows [n, H] of the tokens at ``positions``, as far as there is room for them."""
+        device, kept = self.cuts
+        for inside, on_host in ((positions < device, False), ((positions >= device) & (positions < kept), True)):
+            if inside.any():
+                # Always a copy: a slice would keep the whole array it was taken from.
+                mine = rows[mx.array(np.flatnonzero(inside))].astype(self.dtype)
+                mx.eval(mine)
+                self.chunks.append((positions[inside], to_host(mine) if on_host else mine))
 
 
 @dataclass
 class MlxFeatures:
-    """The features of tokens ``start:stop`` of a store: weighted sums and projections over all chunks."""
+    """The proxies v_t = scale_t · row_t of N tokens of a store: weighted sums and projections over its chunks.
+
+    Arithmetic is float32 within a chunk and float64 over chunks.
+    """
 
     store: FeatureStore
-    start: int
-    stop: int
+    scale: Floats  # [N] float64
+    first: int = 0  # flat position of the first token
 
     def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
-        total = np.zeros((len(weights), self.store.width))
-        for values, tokens in self._chunks():
+        factors = (weights * self.scale).astype(np.float32)
+
+        def add(total: Floats, at: Ids, rows: mx.array) -> None:
             # One matrix-vector product a direction: a matrix product may run in reduced precision on a GPU.
-            parts = [mx.array(row[tokens].astype(np.float32)) @ values for row in weights]
-            total += np.array(mx.stack(parts), dtype=np.float64)
-        return total
+            total += np.array(mx.stack([mx.array(row[at]) @ rows for row in factors]), dtype=np.float64)
+
+        return self._reduce((len(weights), self.store.width), add)
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, float64 [N]."""
         column = mx.array(direction.astype(np.float32))
-        return self._each(lambda values: values @ column)
+        return self._each(lambda rows: rows @ column) * self.scale
 
     def squared_norms(self) -> Floats:
         """‖v_t‖² for every token, float64 [N]."""
-        return self._each(lambda values: mx.sum(mx.square(values), axis=-1))
+        return self._each(lambda rows: mx.sum(mx.square(rows), axis=-1)) * self.scale**2
 
     def slice(self, start: int, stop: int) -> MlxFeatures:
         """The features of tokens start:stop, a view that is valid until this one is closed."""
-        return MlxFeatures(self.store, self.start + start, min(self.start + stop, self.stop))
+        return MlxFeatures(self.store, self.scale[start:stop], self.first + start)
 
     def close(self) -> None:
         """Free the memory. Closing twice is harmless."""
-        self.store.chunks.clear()
+        self.store.__dict__.clear()
         mx.clear_cache()
 
     def _each(self, function: Callable[[mx.array], mx.array]) -> Floats:
-        out = np.zeros(self.stop - self.start)
-        for values, tokens in self._chunks():
-            out[tokens] = np.array(function(values))
-        return out
+        """One number for every token, from its row."""
 
-    def _chunks(self) -> Iterator[tuple[mx.array, Ids]]:
-        """The float32 features of every chunk that reaches into the view, with their tokens' places in it."""
-        for stored, positions in self.store.chunks:
-            inside = np.flatnonzero((positions >= self.start) & (positions < self.stop))
-            if len(inside):
-                values = to_device(stored)
-                values = values if len(inside) == len(positions) else values[mx.array(inside)]
-                yield values.astype(mx.float32), positions[inside] - self.start
+        def fill(result: Floats, at: Ids, rows: mx.array) -> None:
+            result[at] = np.array(function(rows))
+
+        return self._reduce((len(self.scale),), fill)
+
+    def _reduce(self, shape: tuple[int, ...], add: Callable[[Floats, Ids, mx.array], None]) -> Floats:
+        """What ``add(result, at, rows)`` makes of float64 zeros over all tokens, ``rows`` [c, H] being those ``at``.
+
+        Rows that are computed again may have to be begun anew where memory runs out: they add to zeros of their own.
+        """
+        last = self.first + len(self.scale)
+
+        def total(chunks: Iterable[tuple[Ids, Stored]]) -> Floats:
+            result = np.zeros(shape)
+            for positions, stored in chunks:
+                inside = np.flatnonzero((positions >= self.first) & (positions < last))
+                if len(inside):
+                    rows = to_device(stored).astype(self.store.dtype).astype(mx.float32)
+                    rows = rows if len(inside) == len(positions) else rows[mx.array(inside)]
+                    add(result, positions[inside] - self.first, rows)
+            return result
+
+        result = total(self.store.chunks)
+        kept = max(self.first, self.store.cuts[1])
+        if kept < last:
+            result += self.store.recompute(kept, last, total)
+        return result
 
 
 def to_host(values: mx.array) -> Stored:

@@ -81,10 +81,9 @@ def entropy(log_softmax: mx.array) -> mx.array:
 
 
 def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.array, proxy: Proxy) -> mx.array:
-    """The token-gradient proxies v of a chunk, float32 [n, H] (method, section 2)."""
+    """The token-gradient proxies v of a chunk, [n, H] (method, section 2); of ``output_row`` without its 1 − p."""
     if proxy.kind == "output_row":
-        rest = -mx.expm1(pick(log_softmax, targets))  # 1 − p, exact where p is close to 1
-        return rest[:, None] * hidden.astype(mx.float32)
+        return hidden
     if proxy.kind == "hidden_exact":
         expected = head.transposed(mx.exp(log_softmax).astype(hidden.dtype))
         return head.rows(targets) - expected.astype(mx.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,8 +31,9 @@ from backends.interface import (
 )
 from backends.process import peak_resident
 from backends.torch.export import export
-from backends.torch.features import TorchFeatures
+from backends.torch.features import Rows, TorchFeatures
 from backends.torch.head import Head
+from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
 from backends.torch.rollout import Rollout
@@ -63,7 +65,9 @@ class TorchBackend:
         weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
         self._optimizer = Optimizer(weights, settings.optimizer)
         self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
+        self._slots = settings.rollout_batch  # shrinks likewise
         self._size = 1, 0  # responses and tokens of the present micro-batch
+        self._version = 0  # of the weights: how often they were updated or loaded
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for weight in weights.values())
 
@@ -71,24 +75,26 @@ class TorchBackend:
 
     def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
         self._check(prompts, prompts)
+        rollout = Rollout(
+            self._policy,
+            prompts,
+            sampling,
+            on_finished,
+            slots=self._slots,
+            prefill_tokens=self._budget,
+            head_chunk=self._settings.head_chunk_tokens,
+        )
         try:
-            return Rollout(
-                self._policy,
-                prompts,
-                sampling,
-                on_finished,
-                slots=self._settings.rollout_batch,
-                prefill_tokens=self._budget,
-                head_chunk=self._settings.head_chunk_tokens,
-            ).run()
+            return rollout.run()
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             raise BackendError(
-                f"out of memory while {self._settings.rollout_batch} responses were generated at a time; "
-                "lower rollout_batch or max_tokens"
+                f"out of memory on a single response, after {self._settings.rollout_batch} at a time were too many; "
+                "lower max_tokens or choose a smaller model"
             ) from error
         finally:
+            self._slots = rollout.slots
             self._free_cache()
 
     # ---------------------------------------------------------------------------------- scoring
@@ -106,17 +112,18 @@ class TorchBackend:
 
     def _score(self, policy: Policy, sequences: Sequences, proxy: Proxy | None) -> Scores:
         self._check(sequences.prompts, [sequences.tokens])
+        features = self._allocate(sequences, proxy) if proxy else None
 
         @torch.no_grad()
         def attempt() -> Scores:
             logprobs = np.empty(len(sequences.tokens), dtype=np.float32)
-            scores = Scores(logprobs, np.empty_like(logprobs), self._allocate(len(logprobs)) if proxy else None)
+            scores = Scores(logprobs, np.empty_like(logprobs), features)
             head = policy.head(self._settings.head_chunk_tokens)
             for batch in self._micro_batches(sequences):
                 self._score_batch(policy, head, batch, sequences, proxy, scores)
             return scores
 
-        return self._within_memory(attempt, restart=lambda: None)
+        return self._within_memory(attempt)
 
     def _score_batch(
         self,
@@ -141,9 +148,58 @@ class TorchBackend:
             else:
                 scores.features.put(at, found.directions)
 
-    def _allocate(self, count: int) -> TorchFeatures:
-        policy, budget = self._policy, self._settings.feature_bytes
-        return TorchFeatures.allocate(count, policy.head_weight.shape[1], policy.dtype, self._device, budget)
+    def _allocate(self, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
+        policy, settings = self._policy, self._settings
+        try:
+            return TorchFeatures.allocate(
+                len(sequences.tokens),
+                policy.head_weight.shape[1],
+                policy.dtype,
+                self._device,
+                (settings.feature_bytes, settings.feature_host_bytes),
+                partial(self._recompute, sequences, proxy, self._version),
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise BackendError(
+                f"out of memory for the features of {len(sequences.tokens)} tokens, with feature_bytes = "
+                f"{settings.feature_bytes} and feature_host_bytes = {settings.feature_host_bytes}; lower the first "
+                "where the device is full, the second where the host is"
+            ) from error
+
+    def _recompute(
+        self, sequences: Sequences, proxy: Proxy, version: int, start: int, stop: int, reduce: Callable[[Rows], Tensor]
+    ) -> Tensor:
+        """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
+        if version != self._version:
+            raise RuntimeError(
+                "the policy was updated or loaded while token features of its former weights were in use, of which "
+                "some were not kept and cannot be computed again; reduce and close features before step() and load()"
+            )
+
+        @torch.no_grad()
+        def attempt() -> Tensor:
+            return reduce(self._rows(sequences, proxy, start, stop))
+
+        return self._within_memory(attempt)
+
+    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Tensor]]:
+        """Flat positions and unscaled features of the tokens start:stop, a micro-batch at a time."""
+        reached = np.flatnonzero((sequences.starts[1:] > start) & (sequences.starts[:-1] < stop))
+        head = None if proxy.kind == "output_row" else self._policy.head(self._settings.head_chunk_tokens)
+        for batch in self._micro_batches(sequences.select(reached)):
+            at = token_index(sequences.starts, reached[batch.rows])
+            inside = np.flatnonzero((at >= start) & (at < stop))
+            hidden, predicts, targets = self._hidden(self._policy, batch)
+            chosen = torch.from_numpy(inside).to(self._device)
+            rows = hidden[predicts[chosen]]
+            if head is not None:
+                temperature = sequences.temperature or 1.0
+                found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy)
+                assert found.directions is not None
+                rows = found.directions
+            yield at[inside], rows
 
     # --------------------------------------------------------------------------------- training
 
@@ -188,6 +244,7 @@ class TorchBackend:
         return loss
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
+        self._version += 1
         norm = self._optimizer.step(learning_rate, scale)
         self._free_cache()
         return norm
@@ -198,6 +255,7 @@ class TorchBackend:
         self._optimizer.save(folder)
 
     def load(self, folder: Path) -> None:
+        self._version += 1
         self._optimizer.load(folder)
 
     def export(self, folder: Path) -> None:
@@ -230,13 +288,13 @@ class TorchBackend:
             self._size = len(batch.rows), len(batch.ids)
             yield batch
 
-    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None]) -> Result:
+    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
         """``attempt()``; where memory runs out, once more from ``restart`` on with half the micro-batch."""
         while True:
             try:
                 return attempt()
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 responses, tokens = self._size
                 if responses == 1:
@@ -262,10 +320,3 @@ class TorchBackend:
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether the allocator failed: CUDA has a type for it, the CPU's allocator only a message."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        words in str(error) for words in ("can't allocate memory", "not enough memory")
-    )

@@ -28,11 +28,12 @@ class SlotCache:
     ``windows`` names the kinds of attention and how many tokens each looks back on (0: all).
     Rows differ in length, but each starts at column 0, so a token's column is its position: a mask
     ``column <= length`` is all the bookkeeping, and a response moves to another slot by one copy.
-    Columns grow by half when they run out. Both tensors are [slots, columns, heads, head size].
+    Columns grow by half when they run out, up to ``most``. Both tensors are [slots, columns, heads, head size].
     """
 
-    def __init__(self, slots: int, dtype: torch.dtype, windows: dict[str, int]) -> None:
+    def __init__(self, slots: int, most: int, dtype: torch.dtype, windows: dict[str, int]) -> None:
         self.slots = slots
+        self._most = most  # columns that a response can come to need
         self.used = 0
         self._dtype = dtype
         self._windows = windows
@@ -93,7 +94,7 @@ class SlotCache:
     def _reserve(self, columns: int) -> None:
         if columns <= self._columns:
             return
-        self._columns = max(columns, self._columns + self._columns // 2, 64)
+        self._columns = max(columns, min(max(self._columns + self._columns // 2, 64), self._most))
         for stores in (self._keys, self._values):
             for i, old in enumerate(stores):  # one layer at a time: two copies of everything would not fit
                 stores[i] = old.new_zeros(self.slots, self._columns, *old.shape[2:])

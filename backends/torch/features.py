@@ -1,4 +1,4 @@
-"""Token features on the device within a byte budget, in host memory beyond it."""
+"""Token features on the device within a byte budget, in host memory within another, computed again beyond both."""
 
 from __future__ import annotations
 
@@ -12,50 +12,70 @@ from backends.interface import Floats, Ids
 
 _CHUNK = 1024  # tokens whose rows are float64 at a time
 
+Rows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
+Recompute = Callable[[int, int, Callable[[Rows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
+_At = slice | Tensor  # indices of some tokens
+
 
 class TorchFeatures:
     """The proxies v_t = scale_t · row_t of N tokens, in flat order.
 
-    Tokens up to a cut live on the device, the others in host memory (pinned, for CUDA). Where a token
-    lives depends on its flat position alone, so results do not depend on how the batch was computed.
+    Tokens up to a cut live on the device, those up to another in host memory (pinned, for CUDA), and of the
+    others ``recompute`` makes the rows anew for every reduction. Where a token lives depends on its flat
+    position alone, so results do not depend on how the batch was computed.
     Reductions are in float64: they take the time of reading the rows, and a float32 product was
     measured to be off by 4e-5 after a few thousand tokens.
     """
 
-    def __init__(self, on_device: Tensor, on_host: Tensor, scale: Tensor) -> None:
+    def __init__(self, on_device: Tensor, on_host: Tensor, scale: Tensor, recompute: Recompute, first: int = 0) -> None:
         self._on_device = on_device  # [C, H]
-        self._on_host = on_host  # [N − C, H]
+        self._on_host = on_host  # [K, H], K ≤ N − C
         self._scale = scale  # [N] float32, on the device
+        self._recompute = recompute
+        self._first = first  # what ``recompute`` calls the first token here
 
     @classmethod
-    def allocate(cls, count: int, size: int, dtype: torch.dtype, device: torch.device, budget: int) -> TorchFeatures:
-        """Room for ``count`` features of ``size`` numbers, at most ``budget`` bytes of it on the device."""
-        cut = min(count, budget // (size * dtype.itemsize))
-        on_device = torch.empty(cut, size, dtype=dtype, device=device)
-        on_host = torch.empty(count - cut, size, dtype=dtype, pin_memory=device.type == "cuda" and cut < count)
-        return cls(on_device, on_host, torch.ones(count, device=device))
+    def allocate(
+        cls,
+        count: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        budgets: tuple[int, int],
+        recompute: Recompute,
+    ) -> TorchFeatures:
+        """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go."""
+        cut, rest = (budget // (size * dtype.itemsize) for budget in budgets)
+        cut = min(count, cut)
+        rest = min(count - cut, rest)
+        return cls(
+            torch.empty(cut, size, dtype=dtype, device=device),
+            torch.empty(rest, size, dtype=dtype, pin_memory=device.type == "cuda" and rest > 0),
+            torch.ones(count, device=device),
+            recompute,
+        )
 
     def put(self, positions: Ids, rows: Tensor, scale: Tensor | None = None) -> None:
         """Store rows [n, H] of the tokens at flat ``positions``, to be multiplied by ``scale`` [n]."""
-        cut = len(self._on_device)
-        for store, first, mine in (
-            (self._on_device, 0, positions < cut),
-            (self._on_host, cut, positions >= cut),
-        ):
+        first = 0
+        for store in (self._on_device, self._on_host):
+            mine = (positions >= first) & (positions < first + len(store))
             if mine.any():
                 there = torch.from_numpy(positions[mine] - first).to(store.device)
                 here = torch.from_numpy(np.flatnonzero(mine)).to(rows.device)
                 store[there] = rows[here].to(store.device, store.dtype)
+            first += len(store)
         if scale is not None:
             self._scale[torch.from_numpy(positions).to(scale.device)] = scale
 
     def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
         factors = self._vector(weights) * self._scale
-        total = torch.zeros(len(factors), self._on_device.shape[1], dtype=torch.float64, device=factors.device)
-        for part, rows in _chunks((self._on_device, self._on_host), factors.device):
-            total += factors[:, part] @ rows
-        return total.cpu().numpy()
+
+        def add(total: Tensor, at: _At, rows: Tensor) -> None:
+            total += factors[:, at] @ rows
+
+        return self._reduce((len(factors), self._on_device.shape[1]), add)
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, float64 [N]."""
@@ -70,7 +90,8 @@ class TorchFeatures:
         """The features of tokens start:stop; shares the memory."""
         cut = len(self._on_device)
         on_host = self._on_host[max(0, start - cut) : max(0, stop - cut)]
-        return TorchFeatures(self._on_device[start:stop], on_host, self._scale[start:stop])
+        scale = self._scale[start:stop]
+        return TorchFeatures(self._on_device[start:stop], on_host, scale, self._recompute, self._first + start)
 
     def close(self) -> None:
         """Free the memory."""
@@ -79,19 +100,40 @@ class TorchFeatures:
     def _vector(self, array: Floats) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).to(self._scale.device)
 
-    def _each(self, reduce: Callable[[Tensor, Tensor], Tensor]) -> Floats:
+    def _each(self, function: Callable[[Tensor, Tensor], Tensor]) -> Floats:
         """One number for every token, from its row and scale."""
-        result = torch.empty(len(self._scale), dtype=torch.float64, device=self._scale.device)
-        for part, rows in _chunks((self._on_device, self._on_host), result.device):
-            result[part] = reduce(rows, self._scale[part])
+
+        def fill(result: Tensor, at: _At, rows: Tensor) -> None:
+            result[at] = function(rows, self._scale[at])
+
+        return self._reduce((len(self._scale),), fill)
+
+    def _reduce(self, shape: tuple[int, ...], add: Callable[[Tensor, _At, Tensor], None]) -> Floats:
+        """What ``add(result, at, rows)`` makes of float64 zeros over all tokens, ``rows`` [c, H] being those ``at``.
+
+        Rows that are computed again may have to be begun anew where memory runs out: they add to zeros of their own.
+        """
+
+        def total(chunks: Iterable[tuple[_At, Tensor]]) -> Tensor:
+            result = torch.zeros(shape, dtype=torch.float64, device=self._scale.device)
+            for at, rows in chunks:
+                add(result, at, rows.to(result.device, self._on_device.dtype, non_blocking=True).double())
+            return result
+
+        result = total(self._kept())
+        kept, count = len(self._on_device) + len(self._on_host), len(self._scale)
+        if kept < count:
+            result += self._recompute(self._first + kept, self._first + count, lambda rows: total(self._split(rows)))
         return result.cpu().numpy()
 
-
-def _chunks(stores: Iterable[Tensor], device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the flat order with their rows, float64 on ``device``."""
-    first = 0
-    for store in stores:
-        for rows in store.split(_CHUNK):
-            if len(rows):
-                yield slice(first, first + len(rows)), rows.to(device, non_blocking=True).double()
+    def _kept(self) -> Iterator[tuple[_At, Tensor]]:
+        first = 0
+        for store in (self._on_device, self._on_host):
+            for rows in store.split(_CHUNK):
+                yield slice(first, first + len(rows)), rows
                 first += len(rows)
+
+    def _split(self, found: Rows) -> Iterator[tuple[_At, Tensor]]:
+        for positions, rows in found:
+            at = torch.from_numpy(positions - self._first).to(self._scale.device)
+            yield from zip(at.split(_CHUNK), rows.split(_CHUNK), strict=True)

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from backends.batching import pack, uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, Sampling, Sequences
 from backends.torch.cache import Prefix, SlotCache
+from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy
 from backends.torch.sampling import draw
 
@@ -43,25 +44,52 @@ class Rollout:
         self._prefill_tokens = prefill_tokens
         self._every = CHECK_EVERY[policy.device.type]
 
-        self._count = len(prompts) * sampling.samples
-        self._admitted = 0  # responses are admitted in order
-        self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
-        slots = min(slots, self._count)
-        self._cache = SlotCache(slots, policy.dtype, policy.windows)
+        count = len(prompts) * sampling.samples
+        self.slots = slots  # responses at a time, at most; shrinks where memory does not suffice
+        self._waiting = list(range(count))  # responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
-        self._length = np.empty(0, dtype=np.int64)  # [n] tokens of it in the cache
-        self._noise = np.empty((slots, sampling.max_tokens + self._every))  # of the response in each slot
-        self._hidden = policy.head_weight.new_empty(0, policy.head_weight.shape[1])  # [n, H] predicts the next token
+        self._vacate()
 
         # Pages of these are touched only as far as responses reach.
-        self._tokens = np.zeros((self._count, sampling.max_tokens), dtype=np.int64)
-        self._logprobs = np.zeros((self._count, sampling.max_tokens), dtype=np.float32)
-        self._drawn = np.zeros(self._count, dtype=np.int64)  # tokens of each response so far
-        self._truncated = np.zeros(self._count, dtype=bool)
+        self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
+        self._logprobs = np.zeros((count, sampling.max_tokens), dtype=np.float32)
+        self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
+        self._truncated = np.zeros(count, dtype=bool)
+
+    def _vacate(self) -> None:
+        """Every response under way waits again, and the slots are empty."""
+        self._waiting = [*sorted(self._row.tolist()), *self._waiting]
+        slots, width = min(self.slots, len(self._waiting)), self._policy.head_weight.shape[1]
+        self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
+        longest = max((len(prompt) for prompt in self._prompts), default=0) + self._sampling.max_tokens + self._every
+        self._cache = SlotCache(slots, longest, self._policy.dtype, self._policy.windows)
+        self._row = np.empty(0, dtype=np.int64)
+        self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
+        self._noise = np.empty((slots, self._sampling.max_tokens + self._every))  # of the response in each slot
+        self._hidden = self._policy.head_weight.new_empty(0, width)  # [n, H] predicts the next token
 
     @torch.no_grad()
     def run(self) -> Completions:
-        """Generate every response."""
+        """Generate every response; where memory runs out, those under way begin again, half as many at a time.
+
+        They become what they would have: the noise of a response does not depend on those beside it.
+        """
+        while True:
+            try:
+                self._generate()
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or self._cache.slots == 1:
+                    raise
+            # Not above: an exception being handled keeps the tensors of what failed alive.
+            self.slots = self._cache.slots // 2
+            self._drawn[self._row] = 0
+            self._vacate()
+        starts = np.concatenate([[0], np.cumsum(self._drawn)]).astype(np.int64)
+        kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
+        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated)
+
+    def _generate(self) -> None:
         with self._policy.compute():
             self._admit()
             while len(self._row):
@@ -72,9 +100,6 @@ class Rollout:
                 if len(self._row):
                     self._forward(last)
                 self._admit()
-        starts = np.concatenate([[0], np.cumsum(self._drawn)]).astype(np.int64)
-        kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
-        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated)
 
     # ------------------------------------------------------------------------------ decoding
 
@@ -154,10 +179,10 @@ class Rollout:
     def _admit(self) -> None:
         """Let waiting responses enter, once an eighth of the slots is free: a prefill for each one would cost more."""
         free = self._cache.slots - len(self._row)
-        count = min(free, self._count - self._admitted)
+        count = min(free, len(self._waiting))
         if count == 0 or (len(self._row) and free * 8 < self._cache.slots):
             return
-        rows = range(self._admitted, self._admitted + count)
+        rows = self._waiting[:count]
         prompts = [row // self._sampling.samples for row in rows]
         copies = Counter(prompts)
         self._prefill([prompt for prompt in copies if prompt not in self._prefixes])
@@ -166,12 +191,12 @@ class Rollout:
         prefixes = [self._prefixes[prompt] for prompt in prompts]
         for slot, row in enumerate(rows, start=len(self._row)):
             self._noise[slot] = uniforms(self._sampling.seed, row, self._noise.shape[1])
+        self._hidden = torch.cat([self._hidden, torch.stack([prefix.hidden for prefix in prefixes]).to(self._hidden)])
         self._row = np.concatenate([self._row, rows])
         self._length = np.concatenate([self._length, [prefix.length for prefix in prefixes]])
-        self._hidden = torch.cat([self._hidden, torch.stack([prefix.hidden for prefix in prefixes]).to(self._hidden)])
-        self._admitted += count
-        waiting = self._admitted // self._sampling.samples  # the first prompt with responses that wait
-        self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == waiting}
+        self._waiting = self._waiting[count:]
+        next_prompt = self._waiting[0] // self._sampling.samples if self._waiting else None
+        self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == next_prompt}
 
     def _prefill(self, prompts: list[int]) -> None:
         """Run the trunk over prompts, as many tokens at a time as allowed, and keep what each leaves behind."""

@@ -299,14 +299,73 @@ def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchBackend], dtyp
     assert np.abs(backend.score(sequences).logprobs - scored).max() > 0.5
 
 
-def test_running_out_of_memory_while_generating(
+def test_the_cache_grows_no_longer_than_a_response_can(
     make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    columns: list[int] = []
+    reserve = rollout.SlotCache._reserve
 
-    monkeypatch.setattr(rollout.SlotCache, "step", full)
-    with pytest.raises(BackendError, match="lower rollout_batch"):
+    def note(cache: rollout.SlotCache, needed: int) -> None:
+        reserve(cache, needed)
+        assert needed <= cache._columns
+        columns.append(cache._columns)
+
+    monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
+    make().rollout(prompts(), Sampling(max_tokens=90, stop_ids=(), samples=1))
+    assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY["cpu"]]
+
+
+class Memory:
+    """Lets generation run out of memory wherever more than so many responses are held, before or after a forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int, where: str) -> None:
+        self.tries: list[int] = []
+        original = getattr(rollout.SlotCache, where)
+
+        def limited(cache: rollout.SlotCache, *rest: Any) -> Any:
+            found = original(cache, *rest)
+            self.tries.append(cache.slots)
+            if cache.used > slots:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return found
+
+        monkeypatch.setattr(rollout.SlotCache, where, limited)
+
+
+@pytest.mark.parametrize("where", ["step", "update", "admit"])
+def test_out_of_memory_halves_the_responses_at_a_time(
+    make: Callable[..., TorchBackend], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each response is what it would have been, is told once, and later rollouts begin with what fits."""
+    whole = make().rollout(prompts(), SAMPLING)
+    backend, memory, finished = make(rollout_batch=16), Memory(monkeypatch, 5, where), list[int]()
+    for _ in range(2):
+        same(backend.rollout(prompts(), SAMPLING, lambda row, _: finished.append(row)), whole)
+    assert sorted(finished) == sorted(2 * list(range(20)))
+    assert list(dict.fromkeys(memory.tries)) == [16, 8, 4]
+
+
+def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses that were finished by then stay as they are."""
+    whole = make().rollout(prompts(), SAMPLING)
+    forward, steps, finished = rollout.SlotCache.step, [0], list[int]()
+
+    def failing(cache: rollout.SlotCache, *rest: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 12:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(cache, *rest)
+
+    monkeypatch.setattr(rollout.SlotCache, "step", failing)
+    found = make(rollout_batch=8).rollout(prompts(), SAMPLING, lambda row, _: finished.append(row))
+    assert steps[0] > 12
+    same(found, whole)
+    assert sorted(finished) == list(range(20))
+
+
+def test_a_response_that_does_not_fit(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+    Memory(monkeypatch, 0, "step")
+    with pytest.raises(BackendError, match=r"single response.*lower max_tokens"):
         make().rollout(prompts(), SAMPLING)
 
 

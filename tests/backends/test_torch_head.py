@@ -1,4 +1,4 @@
-"""The chunked head, token features and the sampler, against whole logits in float64."""
+"""The chunked head and the sampler, against whole logits in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import Proxy
-from backends.torch.features import TorchFeatures
 from backends.torch.head import Head
 from backends.torch.sampling import draw, nucleus
 
@@ -91,39 +90,6 @@ def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
         head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_topk", 5))
         head.add_weight_gradient(gradient, hidden, targets, found.logsumexp, coefficients, 0.9)
     assert VOCAB * 7 <= largest.numel <= max(VOCAB * 7, VOCAB * SIZE, hidden.numel())
-
-
-@pytest.mark.parametrize("budget", [0, 5 * SIZE * 4, 10**6])
-def test_features(budget: int) -> None:
-    """Sums, projections, norms and slices of features stored out of order, on the device, the host or both."""
-    rng = np.random.default_rng(0)
-    rows, scale = rng.standard_normal((TOKENS, SIZE)), rng.random(TOKENS)
-    weights, direction = rng.standard_normal((3, TOKENS)), rng.standard_normal(SIZE)
-    features = TorchFeatures.allocate(TOKENS, SIZE, torch.float32, torch.device("cpu"), budget)
-    order = rng.permutation(TOKENS)
-    for part in np.array_split(order, 3):
-        features.put(part, torch.from_numpy(rows[part]).float(), torch.from_numpy(scale[part]).float())
-    for start, stop in ((0, TOKENS), (2, 4), (3, 9), (8, TOKENS), (4, 4)):
-        part = features.slice(start, stop)
-        v = (rows * scale[:, None])[start:stop]
-        for found, expected in (
-            (part.weighted_sum(weights[:, start:stop]), weights[:, start:stop] @ v),
-            (part.project(direction), v @ direction),
-            (part.squared_norms(), (v**2).sum(1)),
-        ):
-            assert found.dtype == np.float64
-            np.testing.assert_allclose(found, expected, atol=2e-6)
-    features.close()
-    features.close()
-
-
-def test_long_sums_keep_their_precision() -> None:
-    """A hundred thousand equal terms, where float32 products were off by 4e-5."""
-    count = 100_000
-    features = TorchFeatures.allocate(count, 1, torch.float32, torch.device("cpu"), 10**9)
-    features.put(np.arange(count), torch.full((count, 1), 0.1))
-    total = features.weighted_sum(np.ones((1, count)))[0, 0]
-    assert total == pytest.approx(count * float(np.float32(0.1)), rel=1e-12)
 
 
 def test_inverse_of_the_cumulative_distribution() -> None:

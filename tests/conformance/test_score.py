@@ -21,6 +21,17 @@ PROXIES = [
 ]
 
 
+ROW = 16 * 4  # bytes of one token's features: H float32
+BUDGETS = {
+    "device": (2**20, 0),
+    "device+host": (5 * ROW, 2**20),
+    "host": (0, 2**20),
+    "device+recomputed": (5 * ROW, 0),
+    "device+host+recomputed": (5 * ROW, 7 * ROW),
+    "recomputed": (ROW - 1, ROW - 1),
+}
+
+
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -70,6 +81,57 @@ def test_features(make: Make, either: Path, sequences: Sequences, proxy: Proxy, 
     features.close()
 
 
+@pytest.mark.parametrize("proxy", [Proxy("output_row"), Proxy("hidden_exact")], ids=lambda proxy: proxy.kind)
+@pytest.mark.parametrize("budgets", BUDGETS.values(), ids=BUDGETS)
+def test_where_features_live_changes_nothing(
+    make: Make, oracle: Oracle, sequences: Sequences, budgets: tuple[int, int], proxy: Proxy, tolerance: Tolerance
+) -> None:
+    """The cuts lie inside responses, the views before, across and behind them; one is empty."""
+    expected = oracle.vectors(sequences, proxy)  # [N, H]
+    backend = make(feature_bytes=budgets[0], feature_host_bytes=budgets[1], micro_batch_tokens=24)
+    features = backend.score(sequences, proxy).features
+    assert features is not None
+    count, size = expected.shape
+    rng = np.random.default_rng(0)
+    weights, direction = rng.standard_normal((2, count)), rng.standard_normal(size)
+    for start, stop in ((0, count), (1, 4), (3, 9), (6, 12), (3, 15), (13, count - 1), (7, 7)):
+        view, v, w = features.slice(start, stop), expected[start:stop], weights[:, start:stop]
+        for found, exact, whole in (
+            (view.weighted_sum(w), w @ v, weights @ expected),
+            (view.project(direction), v @ direction, expected @ direction),
+            (view.squared_norms(), np.square(v).sum(1), 2 * np.square(expected).sum(1)),
+        ):
+            assert found.dtype == np.float64
+            np.testing.assert_allclose(found, exact, atol=tolerance.feature * np.abs(whole).max(), rtol=0)
+    features.close()
+    features.close()
+
+
+@pytest.mark.parametrize("change", ["step", "load"])
+def test_features_are_not_computed_again_under_other_weights(
+    make: Make, name: str, sequences: Sequences, change: str, tmp_path: Path
+) -> None:
+    """Those that were kept stay what they were."""
+    if name == "fake":
+        pytest.skip("the fake backend keeps all features")
+    backend = make(feature_bytes=5 * ROW, feature_host_bytes=0)
+    features = backend.score(sequences, Proxy("output_row")).features
+    assert features is not None
+    kept, before = features.slice(0, 5), features.project(np.ones(16))
+    backend.save(tmp_path)  # which changes nothing
+    np.testing.assert_array_equal(features.project(np.ones(16)), before)
+    if change == "step":
+        backend.accumulate(sequences, lambda logp, rows: (-float(logp.sum()), -np.ones(len(logp))))
+        backend.step(1e-3)
+    else:
+        backend.load(tmp_path)
+    for reduce in (lambda: features.weighted_sum(np.eye(24)), lambda: features.project(np.ones(16))):
+        with pytest.raises(RuntimeError, match=r"cannot be computed again; .* before step\(\) and load\(\)"):
+            reduce()
+    np.testing.assert_array_equal(kept.project(np.ones(16)), before[:5])
+    features.close()
+
+
 def test_weighted_sum_and_projection_are_adjoint(backend: Backend, sequences: Sequences, tolerance: Tolerance) -> None:
     """⟨weighted_sum(w), d⟩ = ⟨w, project(d)⟩ for any w and d."""
     features = backend.score(sequences, Proxy("hidden_exact")).features
@@ -84,7 +146,7 @@ def test_weighted_sum_and_projection_are_adjoint(backend: Backend, sequences: Se
 
 @pytest.mark.parametrize(
     "settings",
-    [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 24}, {"head_chunk_tokens": 3}, {"feature_bytes": 1}],
+    [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 24}, {"head_chunk_tokens": 3}],
     ids=lambda settings: "-".join(map(str, *settings.items())),
 )
 def test_budgets_change_nothing(
