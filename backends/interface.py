@@ -77,7 +77,7 @@ class BackendSettings:
     gradient_checkpointing: bool = False
     keep_reference: bool = False  # hold what reference() needs
     rollout_batch: int = 512  # responses generated at a time
-    micro_batch_tokens: int = 16384  # padded tokens of one forward, at most (one sequence may exceed it)
+    micro_batch_tokens: int = 16384  # of one forward, padding included, at most (one sequence may exceed it)
     head_chunk_tokens: int = 512  # tokens whose logits exist at a time
     feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
     feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew

@@ -7,12 +7,13 @@ computed once for all its responses, costs what its tokens cost. Only attention 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -21,7 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from backends.batching import PackedBatch
 from backends.interface import Ids
 
-NAME = "packed_sdpa"  # what a model is loaded with, as transformers knows it
+# What a model is loaded with. transformers refuses models that cannot run sdpa by this part of the name.
+NAME = "packed_sdpa"
+_UNKNOWN = ("softcap", "s_aux", "position_bias")  # options that change the softmax
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,9 @@ class Block:
     Padding is at the end of each row, where causal attention lets no token see it.
     """
 
-    tokens: Tensor  # [rows · width] in the packed row; the last token of a sequence stands for its padding
     rows: int
     width: int
-    prefix: slice  # of the packed row; empty for prompts
+    prompt: int | None  # the prefix of responses; None for prompts themselves
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,20 @@ class Layout:
     """Who attends to whom in a packed row of T tokens."""
 
     blocks: tuple[Block, ...]
-    places: Tensor  # [T] where each token is among the queries of all blocks
+    queries: Tensor  # [Q] tokens of the row as the blocks hold them; a sequence's last token stands for its padding
+    places: Tensor  # [T] where each token is among the queries
+    prompts: Tensor  # all tokens of prompts, one prompt after another
+    prompt_sizes: tuple[int, ...]
+    windows: tuple[int, ...]  # tokens that each layer looks back on; 0: all
+    reached: set[int | None] = field(default_factory=set)  # layers whose attention has used the layout
 
     @classmethod
-    def of(cls, batch: PackedBatch, device: torch.device) -> Layout:
+    def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> Layout:
         """The blocks of a packed batch: one or more of prompts, one or more of each prompt's responses."""
-        places, blocks, end = np.empty(len(batch.ids), dtype=np.int64), [], 0
-        for prefix, starts, lengths in _families(batch):
+        places, end = np.empty(len(batch.ids), dtype=np.int64), 0
+        blocks: list[Block] = []
+        queries: list[Ids] = []
+        for prompt, starts, lengths in _families(batch):
             for run in _alike(lengths):
                 width = int(lengths[run][0])
                 columns = np.arange(width)
@@ -56,18 +65,26 @@ class Layout:
                 real = columns < lengths[run, None]
                 places[tokens[real]] = end + np.flatnonzero(real)
                 end += tokens.size
-                blocks.append(Block(torch.from_numpy(tokens.ravel()).to(device), len(run), width, prefix))
-        return cls(tuple(blocks), torch.from_numpy(places).to(device))
+                blocks.append(Block(len(run), width, prompt))
+                queries.append(tokens.ravel())
+        prompts = [np.arange(group.start, group.start + group.prompt) for group in batch.groups]
+        return cls(
+            blocks=tuple(blocks),
+            queries=torch.from_numpy(np.concatenate(queries)).to(device),
+            places=torch.from_numpy(places).to(device),
+            prompts=torch.from_numpy(np.concatenate(prompts)).to(device),
+            prompt_sizes=tuple(group.prompt for group in batch.groups),
+            windows=windows,
+        )
 
 
-def _families(batch: PackedBatch) -> Iterator[tuple[slice, Ids, Ids]]:
-    """Sequences that share a prefix: the prefix, where each begins, how many tokens it has."""
-    prompts = np.array([group.prompt for group in batch.groups])
-    yield slice(0, 0), np.array([group.start for group in batch.groups]), prompts
-    for group in batch.groups:
-        first = group.start + group.prompt
-        starts = first + np.cumsum(group.responses) - group.responses
-        yield slice(group.start, first), starts, group.responses
+def _families(batch: PackedBatch) -> Iterator[tuple[int | None, Ids, Ids]]:
+    """Sequences that share a prefix: its prompt, where each begins, how many tokens it has."""
+    starts = np.array([group.start for group in batch.groups])
+    yield None, starts, np.array([group.prompt for group in batch.groups])
+    for prompt, group in enumerate(batch.groups):
+        before = np.cumsum(group.responses) - group.responses
+        yield prompt, group.start + group.prompt + before, group.responses
 
 
 def _alike(lengths: Ids) -> Iterator[Ids]:
@@ -87,53 +104,76 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     layout: Layout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
 
-    Without a layout it is that of transformers, with the mask it is given.
+    Without a layout it is that of transformers, with the mask it is given. Raises ValueError where the
+    model asks for more than softmax attention.
     """
+    unknown = [name for name in _UNKNOWN if options.get(name) is not None]
+    if unknown:
+        raise ValueError(f"attention with {unknown[0]} is not supported")
     if layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    layer = getattr(module, "layer_idx", None)
+    layout.reached.add(layer)
+    window = layout.windows[layer or 0]
     # Norms leave queries and keys in float32 under autocast, values come straight from a product.
-    query, key, value = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
-    outputs = [_attend(block, query, key, value, scaling, sliding_window) for block in layout.blocks]
+    states = [state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value)]
+    sizes = [block.rows * block.width for block in layout.blocks]
+    gathered = [state.index_select(0, layout.queries).split(sizes) for state in states]
+    # Each prompt once, not once for each block: a gradient summed over copies would depend on their order.
+    prefixes = [state.index_select(0, layout.prompts).split(layout.prompt_sizes) for state in states[1:]]
+    outputs = []
+    for block, queries, *own in zip(layout.blocks, *gathered, strict=True):
+        seen = own if block.prompt is None else [prefix[block.prompt] for prefix in prefixes]
+        outputs.append(_attend(block, queries, own, seen, scaling, window))
     return torch.cat(outputs).index_select(0, layout.places)[None], None
 
 
 def _attend(
-    block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    block: Block, query: Tensor, own: list[Tensor], prefixes: list[Tensor], scaling: float | None, window: int
 ) -> Tensor:
-    """The outputs [rows · width, heads, size] of a block's queries; tensors are [T, heads, size]."""
+    """The outputs [rows · width, heads, size] of a block's queries [rows · width, heads, size].
+
+    ``own`` are their keys and values, ``prefixes`` those [prefix, heads, size] of the prompt, where there is one.
+    """
     shape = block.rows, block.width
-    prefix = block.prefix.stop - block.prefix.start
-
+    prefix = 0 if block.prompt is None else len(prefixes[0])
+    query = query.unflatten(0, shape).transpose(1, 2)
+    keys, values = (states.unflatten(0, shape).transpose(1, 2) for states in own)
+    if prefix:
+        shared = [states.transpose(0, 1).expand(block.rows, -1, -1, -1) for states in prefixes]
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(shared, (keys, values), strict=True))
     mask = _mask(block.width, prefix, window, query.device)
-    # On CUDA only the flash kernel shares keys among heads, and it takes neither float32 nor a mask of its own.
-    grouped = query.device.type == "cpu" or (query.dtype != torch.float32 and isinstance(mask, CausalBias | None))
-
-    def seen(states: Tensor) -> Tensor:
-        """Keys or values of what the queries see, [rows, heads, prefix + width, size]."""
-        own = states.index_select(0, block.tokens).unflatten(0, shape)
-        if prefix:
-            own = torch.cat([states[block.prefix].expand(block.rows, -1, -1, -1), own], dim=1)
-        return (own if grouped else own.repeat_interleave(query.shape[1] // own.shape[2], dim=2)).transpose(1, 2)
-
-    own = query.index_select(0, block.tokens).unflatten(0, shape).transpose(1, 2)
+    grouped = _takes_fewer_keys(query, keys, values, mask)
+    if not grouped:
+        keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
     found = scaled_dot_product_attention(
-        own, seen(key), seen(value), mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        query, keys, values, mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
     return found.transpose(1, 2).flatten(0, 1)
 
 
-def _mask(width: int, prefix: int, window: int | None, device: torch.device) -> Tensor | None:
+def _mask(width: int, prefix: int, window: int, device: torch.device) -> Tensor | None:
     """Query i sees the keys up to prefix + i, the last ``window`` of them; None is plain causal attention."""
     if window and prefix + width > window:
-        age = torch.arange(prefix, prefix + width, device=device)[:, None] - torch.arange(prefix + width, device=device)
-        return (age >= 0) & (age < window)
+        every = torch.ones(width, prefix + width, dtype=torch.bool, device=device)
+        return every.tril_(prefix).triu_(prefix - window + 1)
     return causal_lower_right(width, prefix + width) if prefix else None
+
+
+def _takes_fewer_keys(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:
+    """Whether the kernel for these [rows, heads, tokens, size] lets heads of queries share keys.
+
+    On CUDA only the flash kernel does, for causal masks; the others would score whole matrices.
+    """
+    if query.device.type != "cuda":
+        return True
+    parameters = SDPAParams(query, keys, values, None, 0.0, False, True)
+    return isinstance(mask, CausalBias | None) and can_use_flash_attention(parameters)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -65,7 +66,7 @@ class TorchBackend:
         weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
         self._optimizer = Optimizer(weights, settings.optimizer)
         self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
-        self._slots = settings.rollout_batch  # shrinks likewise
+        self._room = sys.maxsize  # tokens in the cache of a rollout, at most; shrinks likewise
         self._size = 1, 0  # responses and tokens of the present micro-batch
         self._version = 0  # of the weights: how often they were updated or loaded
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
@@ -80,7 +81,8 @@ class TorchBackend:
             prompts,
             sampling,
             on_finished,
-            slots=self._slots,
+            slots=self._settings.rollout_batch,
+            room=self._room,
             prefill_tokens=self._budget,
             head_chunk=self._settings.head_chunk_tokens,
         )
@@ -94,7 +96,7 @@ class TorchBackend:
                 "lower max_tokens or choose a smaller model"
             ) from error
         finally:
-            self._slots = rollout.slots
+            self._room = rollout.room
             self._free_cache()
 
     # ---------------------------------------------------------------------------------- scoring
@@ -237,17 +239,23 @@ class TorchBackend:
                     matrix.grad = torch.zeros_like(matrix)
                 head.add_weight_gradient(matrix.grad, fixed, targets, found.logsumexp, slope, temperature)
             assert found.directions is not None
-            # Summed in float32, as the end of a prompt predicts the first token of all its responses.
-            gradient = torch.zeros_like(hidden, dtype=torch.float32)
-            gradient.index_put_((predicts,), found.directions.mul_((slope / temperature)[:, None]), accumulate=True)
+            gradient = _add_at(hidden.shape, predicts, found.directions.mul_((slope / temperature)[:, None]))
             hidden.backward(gradient.to(hidden.dtype))
         return loss
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         self._version += 1
-        norm = self._optimizer.step(learning_rate, scale)
-        self._free_cache()
-        return norm
+        try:
+            return self._optimizer.step(learning_rate, scale)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise BackendError(
+                "out of memory while the weights were updated, some of which have moved; go on from the last "
+                'checkpoint with update.offload = true or update.moments = "int8", or train adapters (lora)'
+            ) from error
+        finally:
+            self._free_cache()
 
     # ----------------------------------------------------------------------------------- keeping
 
@@ -320,3 +328,14 @@ class TorchBackend:
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
+    """Zeros of a shape [T, H] with rows [n, H] added at indices [n]: a prompt's end predicts several tokens.
+
+    Each device has one way that adds in a fixed order: PyTorch's other one uses atomic sums.
+    """
+    total = rows.new_zeros(shape)
+    if rows.device.type == "cuda":
+        return total.index_put_((at,), rows, accumulate=True)
+    return total.index_add_(0, at, rows)

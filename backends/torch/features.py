@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,11 @@ from torch import Tensor
 from backends.interface import Floats, Ids
 
 _CHUNK = 1024  # tokens whose rows are float64 at a time
+
+# Host memory comes in pieces of so many bytes: CUDA's allocator of pinned memory rounds each up to a power of two
+# and keeps it for one of the same size, so one large block could take twice its budget, and those of several
+# sizes would pile up.
+_PIECE_BYTES = 2**30
 
 Rows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
 Recompute = Callable[[int, int, Callable[[Rows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
@@ -27,9 +32,8 @@ class TorchFeatures:
     measured to be off by 4e-5 after a few thousand tokens.
     """
 
-    def __init__(self, on_device: Tensor, on_host: Tensor, scale: Tensor, recompute: Recompute, first: int = 0) -> None:
-        self._on_device = on_device  # [C, H]
-        self._on_host = on_host  # [K, H], K ≤ N − C
+    def __init__(self, stores: Sequence[Tensor], scale: Tensor, recompute: Recompute, first: int = 0) -> None:
+        self._stores = stores  # [C, H] on the device, then pieces [K_i, H] on the host; C + Σ K_i ≤ N
         self._scale = scale  # [N] float32, on the device
         self._recompute = recompute
         self._first = first  # what ``recompute`` calls the first token here
@@ -45,20 +49,20 @@ class TorchFeatures:
         recompute: Recompute,
     ) -> TorchFeatures:
         """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go."""
-        cut, rest = (budget // (size * dtype.itemsize) for budget in budgets)
-        cut = min(count, cut)
-        rest = min(count - cut, rest)
-        return cls(
-            torch.empty(cut, size, dtype=dtype, device=device),
-            torch.empty(rest, size, dtype=dtype, pin_memory=device.type == "cuda" and rest > 0),
-            torch.ones(count, device=device),
-            recompute,
-        )
+        row = size * dtype.itemsize
+        cut = min(count, budgets[0] // row)
+        rest = min(count - cut, budgets[1] // row)
+        piece = max(1, _PIECE_BYTES // (row * _CHUNK)) * _CHUNK  # whole chunks: sums do not depend on the pieces
+        stores = [torch.empty(cut, size, dtype=dtype, device=device)]
+        for start in range(0, rest, piece):
+            rows = min(piece, rest - start)
+            stores.append(torch.empty(rows, size, dtype=dtype, pin_memory=device.type == "cuda"))
+        return cls(stores, torch.ones(count, device=device), recompute)
 
     def put(self, positions: Ids, rows: Tensor, scale: Tensor | None = None) -> None:
         """Store rows [n, H] of the tokens at flat ``positions``, to be multiplied by ``scale`` [n]."""
         first = 0
-        for store in (self._on_device, self._on_host):
+        for store in self._stores:
             mine = (positions >= first) & (positions < first + len(store))
             if mine.any():
                 there = torch.from_numpy(positions[mine] - first).to(store.device)
@@ -75,7 +79,7 @@ class TorchFeatures:
         def add(total: Tensor, at: _At, rows: Tensor) -> None:
             total += factors[:, at] @ rows
 
-        return self._reduce((len(factors), self._on_device.shape[1]), add)
+        return self._reduce((len(factors), self._stores[0].shape[1]), add)
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, float64 [N]."""
@@ -88,10 +92,13 @@ class TorchFeatures:
 
     def slice(self, start: int, stop: int) -> TorchFeatures:
         """The features of tokens start:stop; shares the memory."""
-        cut = len(self._on_device)
-        on_host = self._on_host[max(0, start - cut) : max(0, stop - cut)]
-        scale = self._scale[start:stop]
-        return TorchFeatures(self._on_device[start:stop], on_host, scale, self._recompute, self._first + start)
+        on_device, *pieces = self._stores
+        stores, first = [on_device[start:stop]], len(on_device)
+        for piece in pieces:
+            if start < first + len(piece) and first < stop:
+                stores.append(piece[max(0, start - first) : stop - first])
+            first += len(piece)
+        return TorchFeatures(stores, self._scale[start:stop], self._recompute, self._first + start)
 
     def close(self) -> None:
         """Free the memory."""
@@ -117,18 +124,18 @@ class TorchFeatures:
         def total(chunks: Iterable[tuple[_At, Tensor]]) -> Tensor:
             result = torch.zeros(shape, dtype=torch.float64, device=self._scale.device)
             for at, rows in chunks:
-                add(result, at, rows.to(result.device, self._on_device.dtype, non_blocking=True).double())
+                add(result, at, rows.to(result.device, self._stores[0].dtype, non_blocking=True).double())
             return result
 
         result = total(self._kept())
-        kept, count = len(self._on_device) + len(self._on_host), len(self._scale)
+        kept, count = sum(map(len, self._stores)), len(self._scale)
         if kept < count:
             result += self._recompute(self._first + kept, self._first + count, lambda rows: total(self._split(rows)))
         return result.cpu().numpy()
 
     def _kept(self) -> Iterator[tuple[_At, Tensor]]:
         first = 0
-        for store in (self._on_device, self._on_host):
+        for store in self._stores:
             for rows in store.split(_CHUNK):
                 yield slice(first, first + len(rows)), rows
                 first += len(rows)

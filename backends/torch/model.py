@@ -70,6 +70,13 @@ class Policy:
         kinds = getattr(self.config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
         return {kind: window if kind == "sliding_attention" else 0 for kind in kinds}
 
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Tokens that each layer looks back on; 0 means all."""
+        kinds = getattr(self.config, "layer_types", None)
+        windows = self.windows
+        return tuple(windows[kind] for kind in kinds or [*windows] * self.config.num_hidden_layers)
+
     def compute(self) -> torch.autocast:
         """The context of forward passes."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
@@ -78,12 +85,12 @@ class Policy:
         """Post-norm hidden states [B, T, H] of ids [B, T]."""
         return self.causal.base_model(input_ids=ids, **inputs).last_hidden_state
 
-    def packed_hidden(self, batch: PackedBatch, cache: Any = None) -> Tensor:
+    def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: Layout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""
         return self.hidden(
             torch.from_numpy(batch.ids).to(self.device)[None],
             position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
-            layout=Layout.of(batch, self.device),
+            layout=layout or Layout.of(batch, self.layer_windows, self.device),
             past_key_values=cache,
             use_cache=cache is not None,
         )[0]
@@ -265,16 +272,21 @@ def _check_trunk(policy: Policy, name: str) -> None:
         raise BackendError(f"model '{name}' has an output layer with a bias or none at all, which is not supported")
     ids = np.arange(4) % policy.vocabulary
     row = torch.from_numpy(ids).to(policy.device)[None]
-    twice = Sequences((ids[:2], ids[:2]), np.tile(ids[2:], 2), np.array([0, 2, 4]))
-    with policy.compute():
-        expected = policy.causal(input_ids=row, use_cache=False).logits[0].float()
-        plain = policy.hidden(row, use_cache=False)[0]
-        packed = policy.packed_hidden(pack(twice, [[0, 1]]))
+    batch = pack(Sequences((ids[:2], ids[:2]), np.tile(ids[2:], 2), np.array([0, 2, 4])), [[0, 1]])
+    layout = Layout.of(batch, policy.layer_windows, policy.device)
+    try:
+        with policy.compute():
+            expected = policy.causal(input_ids=row, use_cache=False).logits[0].float()
+            plain = policy.hidden(row, use_cache=False)[0]
+            packed = policy.packed_hidden(batch, layout=layout)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise BackendError(f"model '{name}' cannot be run: {_first_line(error)}; choose another") from error
     tolerance = (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * expected.abs().max()
     head = policy.head(len(ids))
     if (head.logits(plain, 1.0) - expected).abs().max() > tolerance:
         raise BackendError(f"model '{name}' does more to its logits than multiply by the output matrix; not supported")
-    if (head.logits(packed, 1.0) - expected[[0, 1, 2, 2]]).abs().max() > tolerance:
+    every = set(range(policy.config.num_hidden_layers))
+    if layout.reached != every or (head.logits(packed, 1.0) - expected[[0, 1, 2, 2]]).abs().max() > tolerance:
         raise BackendError(_OWN_ATTENTION.format(name))
 
 

@@ -7,6 +7,7 @@ a time, and an update has one bucket (on CUDA two) of them in float32 on the dev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from itertools import cycle
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from backends.interface import BackendError, OptimizerSettings
+from backends.torch.memory import out_of_memory
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.state_file import Entry
 
@@ -97,6 +99,8 @@ class Int8:
         self._device = device
         self._meanings = codes_of_first(device), codes_of_root(device)
         self._codes = _room((2, count), torch.uint8, device, offload)
+        # Padding is never updated, nor in a file: it has to be 0 from the start, or it would set a block's scale.
+        self._codes[0].fill_(int((self._meanings[0] == 0).nonzero()))
         self._scales = _room((2, count // BLOCK), torch.float32, device, offload)
 
     def fetch(self) -> Tensor:
@@ -140,7 +144,9 @@ class Moments:
                 for store, some in ((Float32, plain), (Int8, coded))
                 for pieces in layout(some)
             ]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
             where, instead = ("host", "") if settings.offload else ("device", "update.offload = true, ")
             raise BackendError(
                 f"the optimizer's moments of {sum(sizes.values()):,} weights do not fit in the {where}'s memory; set "
@@ -161,7 +167,7 @@ class Moments:
         overlap = self._offload and self._device.type == "cuda"
         streams = self._two_streams() if overlap else [None]
         for (pieces, store), stream in zip(self._buckets, cycle(streams), strict=False):
-            with torch.cuda.stream(stream):  # None: where it is
+            with torch.cuda.stream(stream) if stream else nullcontext():
                 moments = store.fetch()
                 apply(pieces, moments)
                 store.keep(moments)

@@ -33,6 +33,7 @@ class Rollout:
         on_finished: OnFinished | None,
         *,
         slots: int,
+        room: int,
         prefill_tokens: int,
         head_chunk: int,
     ) -> None:
@@ -45,7 +46,9 @@ class Rollout:
         self._every = CHECK_EVERY[policy.device.type]
 
         count = len(prompts) * sampling.samples
-        self.slots = slots  # responses at a time, at most; shrinks where memory does not suffice
+        self.room = room  # tokens that the cache may come to hold; shrinks where memory does not suffice
+        self._slots = slots
+        self._longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens + self._every
         self._waiting = list(range(count))  # responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
         self._vacate()
@@ -55,51 +58,59 @@ class Rollout:
         self._logprobs = np.zeros((count, sampling.max_tokens), dtype=np.float32)
         self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
         self._truncated = np.zeros(count, dtype=bool)
+        self._finished: list[int] = []  # responses that nobody has been told of
 
     def _vacate(self) -> None:
         """Every response under way waits again, and the slots are empty."""
         self._waiting = [*sorted(self._row.tolist()), *self._waiting]
-        slots, width = min(self.slots, len(self._waiting)), self._policy.head_weight.shape[1]
+        slots = min(self._slots, len(self._waiting), max(1, self.room // self._longest))
         self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
-        longest = max((len(prompt) for prompt in self._prompts), default=0) + self._sampling.max_tokens + self._every
-        self._cache = SlotCache(slots, longest, self._policy.dtype, self._policy.windows)
+        self._cache = SlotCache(slots, self._longest, self._policy.dtype, self._policy.windows)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
         self._noise = np.empty((slots, self._sampling.max_tokens + self._every))  # of the response in each slot
-        self._hidden = self._policy.head_weight.new_empty(0, width)  # [n, H] predicts the next token
+        # [n, H] predicts the next token
+        self._hidden = self._policy.head_weight.new_empty(0, self._policy.head_weight.shape[1])
+        self._last = self._hidden.new_empty(0)  # [n] token that was drawn last
 
     @torch.no_grad()
     def run(self) -> Completions:
         """Generate every response; where memory runs out, those under way begin again, half as many at a time.
 
-        They become what they would have: the noise of a response does not depend on those beside it.
+        But for rounding they become what they would have: their noise does not depend on those beside them.
         """
-        while True:
-            try:
-                self._generate()
-                break
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or self._cache.slots == 1:
-                    raise
-            # Not above: an exception being handled keeps the tensors of what failed alive.
-            self.slots = self._cache.slots // 2
-            self._drawn[self._row] = 0
-            self._vacate()
+        with self._policy.compute():
+            while self._waiting or len(self._row):
+                self._advance_within_memory()
+                finished, self._finished = self._finished, []
+                if self._on_finished:
+                    for row in finished:
+                        self._on_finished(row, self._tokens[row, : self._drawn[row]].copy())
         starts = np.concatenate([[0], np.cumsum(self._drawn)]).astype(np.int64)
         kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
         return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated)
 
-    def _generate(self) -> None:
-        with self._policy.compute():
-            self._admit()
-            while len(self._row):
-                ids, logprobs = self._draw_block()
-                last = ids[-1]
-                finished = self._harvest(ids.cpu().numpy(), logprobs.cpu().numpy())
-                last = self._release(finished, last)
-                if len(self._row):
-                    self._forward(last)
-                self._admit()
+    def _advance_within_memory(self) -> None:
+        try:
+            self._advance()
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or self._cache.slots == 1:
+                raise
+        # Not above: an exception being handled keeps the tensors of what failed alive.
+        self.room = self._cache.slots * self._longest // 2
+        self._drawn[self._row] = 0
+        self._vacate()
+
+    def _advance(self) -> None:
+        """Let responses enter and draw a few tokens for each."""
+        if len(self._row):
+            self._forward(self._last)
+        self._admit()
+        ids, logprobs = self._draw_block()
+        finished = self._harvest(ids.cpu().numpy(), logprobs.cpu().numpy())
+        self._finished += self._row[finished].tolist()
+        self._last = self._release(finished, ids[-1])
 
     # ------------------------------------------------------------------------------ decoding
 
@@ -156,9 +167,6 @@ class Rollout:
             full = at + 1 == self._sampling.max_tokens
             self._truncated[rows] = full & ~stops[step, going]
             finished[going] = full | stops[step, going]
-        if self._on_finished:
-            for row in self._row[finished]:
-                self._on_finished(int(row), self._tokens[row, : self._drawn[row]].copy())
         return finished
 
     def _release(self, finished: Bools, last: Tensor) -> Tensor:

@@ -233,10 +233,15 @@ def _outcomes(sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[
 
 
 def _longest(recipe: Recipe, backend: Backend) -> Iterator[Finding]:
-    """The longest possible sequence through scoring and the backward pass, so that it fails now or never."""
+    """The longest possible sequences through scoring and the backward pass, so that they fail now or never.
+
+    As many as fill a micro-batch where responses share their prompt's tokens, all but the last of each;
+    a backend that pads them makes several of it.
+    """
     prompt = np.zeros(recipe.rollout.max_prompt_tokens, np.int64)
     length = recipe.rollout.max_tokens
-    rows = max(1, recipe.update.micro_batch_tokens // (len(prompt) + length))
+    rows = max(1, (recipe.update.micro_batch_tokens - len(prompt)) // max(1, length - 1))
+    what = f"{rows} × {length} tokens after a prompt of {len(prompt)}"
     starts = np.arange(rows + 1, dtype=np.int64) * length
     longest = Sequences((prompt,) * rows, np.zeros(rows * length, np.int64), starts, recipe.rollout.temperature)
 
@@ -247,10 +252,10 @@ def _longest(recipe: Recipe, backend: Backend) -> Iterator[Finding]:
         backend.accumulate(longest, _nothing)
         backend.step(0.0)
     except (BackendError, MemoryError, ValueError) as error:
-        yield Finding("wrong", "longest batch", f"{rows} × {len(prompt) + length} tokens: {error}")
+        yield Finding("wrong", "longest batch", f"{what}: {error}")
         return
     peak = _gib(backend.peak_memory())
-    yield Finding("ok", "longest batch", f"{rows} × {len(prompt) + length} tokens went through; {peak} at most so far")
+    yield Finding("ok", "longest batch", f"{what} went through; {peak} at most so far")
 
 
 def _times(recipe: Recipe, backend: Backend, sample: Sample) -> Iterator[Finding]:
@@ -281,8 +286,11 @@ def _times(recipe: Recipe, backend: Backend, sample: Sample) -> Iterator[Finding
 
 
 def _nothing(logp: Floats, rows: Ids) -> tuple[float, Floats]:
-    """A surrogate without a gradient: forward and backward cost what they cost, the weights stay."""
-    return 0.0, np.zeros_like(logp)
+    """A surrogate of next to no gradient: forward and backward cost what they cost, the weights stay at a rate of 0.
+
+    Not of none, for which a backend may leave the backward pass out.
+    """
+    return 0.0, np.full_like(logp, 1e-20)
 
 
 def _gib(count: int) -> str:

@@ -84,32 +84,53 @@ def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[It
 
 
 def _moments(update: Update, trained: int, some: str, smaller: str) -> Item:
+    size, how = 2 * FLOAT * trained, "2 × 4 bytes"
     if update.moments == "int8":
         size, how = 2 * (trained + FLOAT * trained // 256), "2 × (1 byte + 4 for each 256)"
-    else:
-        size, how, smaller = 2 * FLOAT * trained, "2 × 4 bytes", f'update.moments = "int8"; {smaller}'
-    if update.offload:
-        return Item("moments", size, "host", f"{some} × {how}", smaller)
-    return Item("moments", size, "stays", f"{some} × {how}", f"update.offload; {smaller}")
+    remedies = [
+        "" if update.offload else "update.offload = true",
+        "" if update.moments == "int8" else 'update.moments = "int8"',
+        smaller,
+    ]
+    phase: Phase = "host" if update.offload else "stays"
+    return Item("moments", size, phase, f"{some} × {how}", "; ".join(filter(None, remedies)))
 
 
 def _rollout(recipe: Recipe, shape: Shape) -> list[Item]:
     width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
     rollout, evaluation = recipe.rollout, recipe.evaluation
     uses = [
-        ("", rollout.prompts * rollout.responses, rollout.max_tokens),
-        (" of an evaluation", evaluation.problems * evaluation.samples, evaluation.max_tokens or rollout.max_tokens),
+        ("", rollout.prompts, rollout.responses, rollout.max_tokens),
+        (" of an evaluation", evaluation.problems, evaluation.samples, evaluation.max_tokens or rollout.max_tokens),
     ]
-    cells = [(min(rollout.batch, count) * (rollout.max_prompt_tokens + longest)) for _, count, longest in uses]
-    what, count, longest = uses[cells.index(max(cells))]
-    rows, length = min(rollout.batch, count), rollout.max_prompt_tokens + longest
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
-    how = f"{rows} responses{what} × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
-    logits = 3 * rows * shape.vocabulary * FLOAT
-    return [
-        Item("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
-        Item("rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"),
-    ]
+    inside = _inside(recipe, shape)
+
+    def items(what: str, prompts: int, samples: int, longest: int) -> list[Item]:
+        rows, length = min(rollout.batch, prompts * samples), rollout.max_prompt_tokens + longest
+        how = f"{rows} responses{what} × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
+        logits = 3 * rows * shape.vocabulary * FLOAT
+        entering = -(-rows // samples) * rollout.max_prompt_tokens  # each prompt once
+        together = min(entering, max(recipe.update.micro_batch_tokens, rollout.max_prompt_tokens))
+        prefill = together * inside + entering * per_token
+        prefill_how = (
+            f"{together} tokens × {inside / 1024:.0f} KiB inside one layer, "
+            f"keys and values of {entering} × {per_token / 1024:.0f} KiB"
+        )
+        return [
+            Item("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
+            Item("prefill", prefill, "rollout", prefill_how, "rollout.max_prompt_tokens"),
+            Item("rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"),
+        ]
+
+    return max((items(*use) for use in uses), key=lambda found: sum(item.bytes for item in found))
+
+
+def _inside(recipe: Recipe, shape: Shape) -> int:
+    """Bytes for a token of the inside of one layer."""
+    widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
+    numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
+    return numbers * (2 if recipe.model.dtype == "bfloat16" else FLOAT)
 
 
 def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
@@ -117,8 +138,7 @@ def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
     half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
     update, rollout = recipe.update, recipe.rollout
     tokens = max(update.micro_batch_tokens, rollout.max_prompt_tokens + rollout.max_tokens)
-    widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
-    inside = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True)) * (2 if half else FLOAT)
+    inside = _inside(recipe, shape)
     head = _HEAD_ROWS * shape.hidden * FLOAT
     if recipe.model.gradient_checkpointing:
         residual = shape.hidden * (2 if half and lora else FLOAT)  # float32 where the embeddings are

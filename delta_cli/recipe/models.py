@@ -188,7 +188,7 @@ class Update(Section):
     kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
     drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
-    micro_batch_tokens: int = key(16384, "padded tokens of one forward and backward", "tokens", ge=1)
+    micro_batch_tokens: int = key(16384, "tokens of one forward and backward, padding included", "tokens", ge=1)
     head_chunk_tokens: int = key(512, "tokens whose logits exist at a time", "tokens", ge=1)
     feature_bytes: int = key(2**33, "token features kept on the device", "bytes", ge=0)
     feature_host_bytes: int = key(2**36, "token features kept on the host, the rest is computed anew", "bytes", ge=0)

@@ -59,9 +59,11 @@ def test_outputs_and_gradients(window: int | None) -> None:
     (expected * weight).sum().backward()
 
     found_states = [tensor.float().requires_grad_() for tensor in states]
-    layout = Layout.of(batch, torch.device("cpu"))
+    layout = Layout.of(batch, (0, window or 0), torch.device("cpu"))
     module = torch.nn.Module()
-    found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, sliding_window=window, layout=layout)
+    module.layer_idx = 1
+    found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, layout=layout)
+    assert layout.reached == {1}
     (found * weight).sum().backward()
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
     for state, reference in zip(found_states, exact, strict=True):
@@ -70,7 +72,14 @@ def test_outputs_and_gradients(window: int | None) -> None:
 
 def test_blocks_waste_less_than_half_on_padding() -> None:
     batch, _ = packed()
-    layout = Layout.of(batch, torch.device("cpu"))
+    layout = Layout.of(batch, (0,), torch.device("cpu"))
     queries = sum(block.rows * block.width for block in layout.blocks)
     assert len(batch.ids) < queries < 2 * len(batch.ids)
     assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"
+
+
+@pytest.mark.parametrize("option", ["softcap", "s_aux", "position_bias"])
+def test_more_than_softmax_is_refused(option: str) -> None:
+    states = [torch.zeros(1, HEADS, 2, SIZE)] * 3
+    with pytest.raises(ValueError, match=option):
+        packed_attention(torch.nn.Module(), *states, None, **{option: 1.0})

@@ -103,6 +103,38 @@ def test_features(kept: tuple[int, int], dtype: torch.dtype) -> None:
     features.close()
 
 
+@pytest.mark.parametrize("device", [0, 3])
+def test_host_memory_in_pieces_changes_no_bit(device: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole chunks each, whatever their bytes; the last is what is left of the budget."""
+    rng = np.random.default_rng(0)
+    rows, weights = rng.standard_normal((TOKENS, SIZE)), rng.standard_normal((2, TOKENS))
+    row = SIZE * 4
+    monkeypatch.setattr("backends.torch.features._CHUNK", 2)
+
+    def features(piece: int) -> TorchFeatures:
+        monkeypatch.setattr("backends.torch.features._PIECE_BYTES", piece)
+        budgets, cpu = (device * row, 9 * row), torch.device("cpu")
+        made = TorchFeatures.allocate(TOKENS, SIZE, torch.float32, cpu, budgets, from_memory(rows))
+        for part in np.array_split(rng.permutation(TOKENS), 3):
+            made.put(part, torch.from_numpy(rows[part]))
+        return made
+
+    whole = features(2**30)
+    assert [len(store) for store in whole._stores] == [device, 9]
+    for piece, lengths in ((1, [2, 2, 2, 2, 1]), (2 * row, [2, 2, 2, 2, 1]), (5 * row, [4, 4, 1])):
+        pieces = features(piece)
+        assert [len(store) for store in pieces._stores] == [device, *lengths]
+        np.testing.assert_array_equal(pieces.weighted_sum(weights), whole.weighted_sum(weights))
+        np.testing.assert_array_equal(pieces.project(rows[0]), whole.project(rows[0]))
+        np.testing.assert_array_equal(pieces.squared_norms(), whole.squared_norms())
+        for start in range(TOKENS + 1):
+            for stop in range(start, TOKENS + 1):
+                found, expected = pieces.slice(start, stop), whole.slice(start, stop)
+                each = np.eye(stop - start)
+                np.testing.assert_array_equal(found.weighted_sum(each), expected.weighted_sum(each))
+                np.testing.assert_array_equal(found.squared_norms(), expected.squared_norms())
+
+
 @pytest.mark.parametrize("budget", [0, 10**9])
 def test_long_sums_keep_their_precision(budget: int) -> None:
     """A hundred thousand equal terms, where float32 products were off by 4e-5."""

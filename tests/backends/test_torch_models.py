@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "qwen2": SIZES,  # projections with a bias
     "mistral": {**SIZES, "sliding_window": 5},  # every layer slides
     "olmo2": SIZES,  # norms after the blocks
+    "qwen2_moe": {**SIZES, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0, "num_experts": 4},
     "olmo3": {**SIZES, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
@@ -105,11 +106,19 @@ def test_logits_beyond_the_head_are_refused(
         load(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["stablelm", "falcon"])  # one ignores the request, one fails on it
-def test_attention_outside_the_interface_is_refused(kind: str, tmp_path: Path) -> None:
-    config = transformers.AutoConfig.for_model(kind, **SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # whose tolerance alone would let them pass
+@pytest.mark.parametrize("kind", ["stablelm", "nemotron", "falcon"])  # the first two ignore the request
+def test_attention_outside_the_interface_is_refused(kind: str, dtype: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, "initializer_range": 0.02})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(BackendError, match="choose another architecture"):
+        load(tmp_path, dtype=dtype)
+
+
+def test_attention_with_sinks_is_refused(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("gpt_oss", **{**SIZES, "num_local_experts": 4, "head_dim": 4})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BackendError):
         load(tmp_path)
 
 

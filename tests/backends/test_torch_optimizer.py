@@ -37,8 +37,9 @@ def make(seed: int = 0, **settings: object) -> Optimizer:
 
 
 def gradients(step: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(100 + step)
-    return {name: 1e-3 * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    """Far smaller from the fourth step on, so that scales that ought to fall are seen to."""
+    generator, size = torch.Generator().manual_seed(100 + step), 1e-3 if step < 3 else 1e-7
+    return {name: size * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
 def run(optimizer: Optimizer, steps: range) -> None:
@@ -107,6 +108,12 @@ def test_offload_changes_no_bit(moments: str, tmp_path: Path) -> None:
     for optimizer in (here, there, *crossed):
         run(optimizer, range(3, 6))
         assert_equal(optimizer, here)
+
+
+def test_a_processor_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream's context looks for an accelerator, and fails where that is Apple's."""
+    monkeypatch.setattr(torch.cuda, "stream", None)
+    run(make(offload=True), range(1))
 
 
 def test_before_the_first_step_there_are_no_moments(tmp_path: Path) -> None:

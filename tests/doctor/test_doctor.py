@@ -14,7 +14,7 @@ from safetensors import safe_open
 from backends import registry
 from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.doctor.checks import Finding, examine
+from delta_cli.doctor.checks import Finding, _longest, examine
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
 from delta_cli.doctor.machine import Machine
 from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
@@ -71,11 +71,34 @@ def test_the_estimate_by_hand() -> None:
     assert found["host features"].bytes == 2**36, "of 128 · 16 · 20480 · 4096 · 2 bytes"
     tokens = 24576
     inside = 2 * (19 * 4096 + 7 * 4096 + 5 * 1024 + 4 * 12288)
+    assert found["rollout prefill"].bytes == 2 * 2048 * (inside + 2 * 36 * 8 * 128 * 2), "16 slots are 2 problems"
     assert found["update activations"].bytes == tokens * (36 * 4096 * 4 + inside + 4 * 4096 * 4)
     assert found["score activations"].bytes == tokens * (inside + 4 * 4096 * 4)
     phases = totals(items)
     assert needed(items) == phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
     assert phases["stays"] == sum(item.bytes for item in items if item.phase == "stays")
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "samples", "together", "entering"),
+    [(24576, 16, 2048, 2048), (24576, 5, 4 * 2048, 4 * 2048), (5000, 1, 5000, 16 * 2048), (100, 1, 2048, 16 * 2048)],
+)
+def test_a_prefill_takes_each_prompt_once_and_a_micro_batch_at_a_time(
+    micro_batch: int, samples: int, together: int, entering: int
+) -> None:
+    overrides = [f"update.micro_batch_tokens={micro_batch}", f"rollout.responses={samples}", "rollout.batch=16"]
+    found, _ = estimated("qwen3_8b.toml", *overrides, "evaluation.problems=1", "evaluation.samples=1")
+    inside = 2 * (19 * 4096 + 7 * 4096 + 5 * 1024 + 4 * 12288)
+    assert found["rollout prefill"].bytes == together * inside + entering * 2 * 36 * 8 * 128 * 2
+
+
+def test_a_rollout_is_as_large_as_its_largest_use() -> None:
+    """Many prompts may take more beside a smaller cache than few beside a larger one."""
+    overrides = ["rollout.batch=16", "evaluation.max_tokens=20500", "rollout.responses=1", "evaluation.samples=16"]
+    found, _ = estimated("qwen3_8b.toml", *overrides)
+    assert found["rollout KV cache"].bytes == 16 * (2048 + 20480) * (2 * 36 * 8 * 128 * 2)
+    found, _ = estimated("qwen3_8b.toml", *overrides, "evaluation.samples=1")
+    assert found["rollout KV cache"].bytes == 16 * (2048 + 20500) * (2 * 36 * 8 * 128 * 2), "of an evaluation"
 
 
 def test_moments_on_the_host_and_in_8_bits() -> None:
@@ -166,7 +189,41 @@ def test_the_whole_examination_of_a_small_run() -> None:
     expected = {"system", "memory", "tokenizer", "prompt", "data", "verifier", "model", "outcomes", "longest batch"}
     assert expected | {"time"} <= set(found)
     assert found["longest batch"].level == "ok"
+    assert found["longest batch"].text.startswith("10 × 48 tokens after a prompt of 16 went through")
     assert found["verifier"].text.startswith("95 gold answers accepted")
+
+
+@pytest.mark.parametrize(("budget", "rows"), [(160, 16), (107, 10), (8, 1)])
+def test_a_full_micro_batch_goes_forward_and_backward_and_the_weights_stay(
+    budget: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In torch, where a prompt that responses share is computed once and a gradient of zero not at all."""
+    torch = pytest.importorskip("torch", reason="packed micro-batches are of the torch backend")
+    pytest.importorskip("transformers", reason="the torch backend loads models of transformers")
+    write_qwen3(tmp_path / "model", vocab_size=50, hidden=16, layers=1, head_dim=4, intermediate=24)
+    overrides = [f"model.path={tmp_path / 'model'}", f"update.micro_batch_tokens={budget}"]
+    recipe = load_recipe(None, [*overrides, "rollout.max_prompt_tokens=10", "rollout.max_tokens=10"])
+    backend = registry.create("cpu", backend_settings(recipe))
+    hidden, forwards, gradients = backend._hidden, [], []  # type: ignore[attr-defined]
+
+    def note(policy: Any, batch: Any) -> Any:
+        forwards.append(len(batch.ids))
+        found = hidden(policy, batch)
+        if torch.is_grad_enabled():
+            found[0].register_hook(lambda gradient: gradients.append(gradient.abs().max().item()))
+        return found
+
+    monkeypatch.setattr(backend, "_hidden", note)
+    weights = backend._policy.causal.state_dict()  # type: ignore[attr-defined]
+    before = {name: weight.clone() for name, weight in weights.items()}
+    (finding,) = _longest(recipe, backend)
+    assert (finding.level, finding.text.split(" went")[0]) == ("ok", f"{rows} × 10 tokens after a prompt of 10")
+    assert forwards == [10 + 9 * rows] * 2  # scored, then trained on
+    assert len(gradients) == 1
+    assert gradients[0] > 0
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, before[name], rtol=0, atol=0)
+    backend.close()
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(model: Path, tm
 
     def spy(self: Roller, *arguments: object, **more: object) -> object:
         pending = original(self, *arguments, **more)  # type: ignore[arg-type]
-        seen.extend(text for text, _ in pending.graded)
+        seen.extend(response.text for response in pending.responses)
         return pending
 
     Roller.roll = spy  # type: ignore[method-assign,assignment]
