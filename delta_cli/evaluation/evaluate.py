@@ -6,17 +6,14 @@ import hashlib
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from backends.interface import Backend, Ids, Sampling
+from backends.interface import Backend, Sampling
 from delta_cli import __version__
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
@@ -24,9 +21,8 @@ from delta_cli.evaluation.results import BenchmarkResult, Evaluation, Evaluation
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.store import ResponseFile, writing
 from delta_cli.rewards.boxed import last_box
-
-if TYPE_CHECKING:
-    from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.responses import Graded, draw
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
@@ -136,41 +132,35 @@ def _draw(
     report: Callable[[int], None],
 ) -> list[list[Response]]:
     """Graded responses [P][k]; ``report`` hears how many are drawn."""
-    samples = settings.samples
-    pending: dict[int, tuple[Response, Future[Verdict]]] = {}
-
-    def grade(row: int, tokens: Ids) -> None:
-        problem, sample = problems[row // samples], row % samples
-        text = opened_think(render(settings.template, problem.question, tokenizer)) + tokenizer.decode(tokens)
-        truncated = len(tokens) == 0 or int(tokens[-1]) not in tokenizer.eos_ids
-        response = Response(
-            problem=problem.id,
-            sample=sample,
-            text=text,
-            tokens=len(tokens),
-            truncated=truncated,
-            answer=last_box(text) if settings.verifier == "math" else None,
-        )
-        pending[row] = response, grader.submit(text, problem, len(tokens), truncated)
-        report(len(pending))
-
     sampling = Sampling(
         max_tokens=settings.max_tokens,
         stop_ids=tokenizer.eos_ids,
         temperature=settings.temperature,
         top_p=settings.top_p,
-        samples=samples,
+        samples=settings.samples,
         seed=seed,
     )
-    prompts = [encode_prompt(problem, settings.template, tokenizer) for problem in problems]
-    backend.rollout(prompts, sampling, grade)
-    graded = [_graded(*pending[row]) for row in range(len(problems) * samples)]
-    return [graded[first : first + samples] for first in range(0, len(graded), samples)]
+    drawn = draw(backend, tokenizer, grader, problems, settings.template, sampling, lambda done, _: report(done))
+    graded = iter(drawn.responses)
+    return [
+        [_response(problem, sample, next(graded), settings) for sample in range(settings.samples)]
+        for problem in problems
+    ]
 
 
-def _graded(response: Response, future: Future[Verdict]) -> Response:
-    verdict = future.result()
-    return response.model_copy(update={"correct": verdict.correct, "failure": verdict.failure})
+def _response(problem: Problem, sample: int, graded: Graded, settings: EvaluationSettings) -> Response:
+    """A response as it is kept; waits for its verdict."""
+    verdict = graded.verdict.result()
+    return Response(
+        problem=problem.id,
+        sample=sample,
+        text=graded.text,
+        tokens=graded.tokens,
+        truncated=graded.truncated,
+        answer=last_box(graded.text) if settings.verifier == "math" else None,
+        correct=verdict.correct,
+        failure=verdict.failure,
+    )
 
 
 def _check(benchmark: Benchmark) -> None:

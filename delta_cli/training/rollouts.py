@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +10,10 @@ from numpy.typing import NDArray
 
 from backends.interface import Backend, Completions, Floats, Ids, Sampling, Sequences, token_index
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe.models import Rollout
 from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.responses import Graded, draw
 from delta_cli.training.observer import Observer
 
 
@@ -95,16 +94,16 @@ class PendingBatch:
     problems: tuple[Problem, ...]  # G
     sequences: Sequences  # R
     completions: Completions
-    graded: tuple[tuple[str, Future[Verdict]], ...]  # R texts and verdicts to come
+    responses: tuple[Graded, ...]  # R
     flips: NDArray[np.bool_]  # [R] rewards to turn into their opposite, to study noise
 
     def result(self) -> RolloutBatch:
         """Wait for the verdicts."""
-        verdicts = [future.result() for _, future in self.graded]
+        verdicts = [response.verdict.result() for response in self.responses]
         return RolloutBatch(
             problems=self.problems,
             sequences=self.sequences,
-            texts=tuple(text for text, _ in self.graded),
+            texts=tuple(response.text for response in self.responses),
             verdicts=tuple(_flip(v) if flip else v for v, flip in zip(verdicts, self.flips, strict=True)),
             truncated=self.completions.truncated,
             engine_logprobs=self.completions.logprobs,
@@ -133,34 +132,26 @@ class Roller:
 
         It is called whenever a response is complete.
         """
-        prompts = [encode_prompt(problem, self.template, self.tokenizer) for problem in problems]
-        begun = [opened_think(render(self.template, problem.question, self.tokenizer)) for problem in problems]
-        samples = self.settings.responses
-        pending: dict[int, tuple[str, Future[Verdict]]] = {}
-        tokens_seen = 0
 
-        def finished(row: int, tokens: Ids) -> None:
-            nonlocal tokens_seen
+        def heard(responses: int, tokens: int) -> None:
             check()
-            text = begun[row // samples] + self.tokenizer.decode(tokens)
-            truncated = not len(tokens) or int(tokens[-1]) not in self.tokenizer.eos_ids
-            pending[row] = text, self.grader.submit(text, problems[row // samples], len(tokens), truncated)
-            tokens_seen += len(tokens)
-            self.observer.advance(len(pending), tokens_seen)
+            self.observer.advance(responses, tokens)
 
-        self.observer.phase("rollout", len(prompts) * samples)
-        completions = self.backend.rollout(prompts, self._sampling(seed), finished)
+        samples = self.settings.responses
+        self.observer.phase("rollout", len(problems) * samples)
+        sampling = self._sampling(seed)
+        drawn = draw(self.backend, self.tokenizer, self.grader, problems, self.template, sampling, heard)
         sequences = Sequences(
-            prompts=tuple(prompt for prompt in prompts for _ in range(samples)),
-            tokens=completions.tokens,
-            starts=completions.starts,
+            prompts=tuple(prompt for prompt in drawn.prompts for _ in range(samples)),
+            tokens=drawn.completions.tokens,
+            starts=drawn.completions.starts,
             temperature=self.settings.temperature,
         )
         return PendingBatch(
             problems=tuple(problems),
             sequences=sequences,
-            completions=completions,
-            graded=tuple(pending[row] for row in range(len(sequences))),
+            completions=drawn.completions,
+            responses=drawn.responses,
             flips=np.random.default_rng(seed).random(len(sequences)) < self.flip,
         )
 
