@@ -3,11 +3,13 @@
     pip install 'trl==1.16.0'
     python benchmarks/step.py --out benchmarks/results/step.json
     python benchmarks/step.py --spread 1 --out benchmarks/results/step_equal.json
+    python benchmarks/step.py --spread 1 --prompt 64 --response 64 --out benchmarks/results/step_shared.json
     python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
 
 Both train the same random Qwen3 (float32, on the CPU, in one process with the same threads) on the
 same prompts with the same reward, and responses of the same lengths: spread over a factor of 8, or
-all equal (``--spread 1``), where nothing is lost to padding. A step is one batch of rollouts and
+all equal (``--spread 1``), where nothing is lost to padding; this project
+computes a prompt once for all its responses, which matters where it is long. A step is a batch of rollouts and
 ``mini_batches`` updates on it. What TRL was set to, so that both do the same work:
 
 - ``steps_per_generation`` updates for each generation, each on one whole batch of the device

@@ -41,7 +41,7 @@ class Workload:
     response: int = 128  # tokens of the longest
     spread: int = 1  # the longest has so many times the tokens of the shortest
     mini_batches: int = 4
-    head_chunk: int = 256  # tokens whose logits exist at a time
+    head_chunk: int = 512  # tokens whose logits exist at a time
     feature_bytes: int = 2**33  # of token features kept; the others are computed anew
     learning_rate: float = 1e-6
     weight_decay: float = 0.1
