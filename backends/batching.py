@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.interface import BackendError, Bools, Floats, Ids, Sequences
+from backends.interface import Bools, Floats, Ids, Sequences
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,6 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
         predicts=np.concatenate(predicts),
         targets=np.concatenate([sequences.response(row) for row in rows]),
         groups=tuple(members),
-    )
-
-
-def too_long(width: int) -> BackendError:
-    """What a backend raises when a micro-batch of one sequence, ``width`` tokens, does not fit in memory."""
-    return BackendError(
-        f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, turn on "
-        "gradient_checkpointing, train adapters (lora) or choose a smaller model"
     )
 
 

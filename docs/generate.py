@@ -118,9 +118,9 @@ the run in float32.
 MLX refuses both: on a Mac the GPU and its host share one memory, and adapters have small moments. On a processor the
 moments are in host memory anyway; offloading changes nothing there, but that it takes longer.
 
-Why this is our own code: torchao 0.18 (`AdamW8bit`) compiles its update in the first step, 35 s on a processor, and
-fails where there is no C++ compiler. bitsandbytes 0.50 brings compiled kernels, but the one for processors does not
-round to its own codes: every second moment below 1e-5 of its block's largest is read back as 1.6e-5 of it, so tests on
+Why this is our own code: torchao 0.18 (`AdamW8bit`) compiles its update in the first step, and fails where there is no
+C++ compiler. bitsandbytes 0.50 brings compiled kernels, but the one for processors does not round to the nearest of its
+own codes, so tests on
 a processor would say nothing about the GPU. Ours is the same few lines of torch on both.
 
 What `recipes/qwen3_8b.toml` needs with each:

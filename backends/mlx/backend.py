@@ -13,7 +13,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from backends.batching import PaddedBatch, micro_batches, too_long
+from backends.batching import PaddedBatch, micro_batches
+from backends.errors import outdated_features, too_long
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -114,10 +115,7 @@ class MlxBackend:
     ) -> Floats:
         """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
         if version != self.version:
-            raise RuntimeError(
-                "the policy was updated or loaded while token features of its former weights were in use, of which "
-                "some were not kept and cannot be computed again; reduce and close features before step() and load()"
-            )
+            raise outdated_features()
         return self._within_memory(lambda: reduce(self._rows(sequences, proxy, start, stop)))
 
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, mx.array]]:

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backends.batching import PackedBatch, packed_batches, too_long
+from backends.batching import PackedBatch, packed_batches
+from backends.errors import outdated_features, too_long
 from backends.interface import (
     Backend,
     BackendError,
@@ -175,10 +176,7 @@ class TorchBackend:
     ) -> Tensor:
         """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
         if version != self._version:
-            raise RuntimeError(
-                "the policy was updated or loaded while token features of its former weights were in use, of which "
-                "some were not kept and cannot be computed again; reduce and close features before step() and load()"
-            )
+            raise outdated_features()
 
         @torch.no_grad()
         def attempt() -> Tensor:
