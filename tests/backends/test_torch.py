@@ -14,8 +14,6 @@ from safetensors.numpy import load_file
 
 from backends.interface import (
     BackendError,
-    BackendSettings,
-    Completions,
     Floats,
     Ids,
     LoraSettings,
@@ -24,25 +22,11 @@ from backends.interface import (
     Sampling,
     Sequences,
 )
-from backends.torch import rollout
 from backends.torch.backend import TorchBackend
-from delta_cli.assets.random_model import write_qwen3
 
 VOCAB, EOS = 31, 0
 LORA = LoraSettings(rank=2, targets=("q_proj", "v_proj", "down_proj"))
-SHAPE = {"vocab_size": VOCAB, "hidden": 16, "layers": 2, "head_dim": 4, "intermediate": 24, "scale": 0.3}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("torch") / "model"
-    write_qwen3(path, **SHAPE)  # type: ignore[arg-type]
-    return path
-
-
-@pytest.fixture
-def make(folder: Path) -> Callable[..., TorchBackend]:
-    return lambda **settings: TorchBackend(BackendSettings(model=str(folder), **settings), "cpu")
+SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS,), samples=4)
 
 
 @pytest.fixture
@@ -230,145 +214,6 @@ def test_the_reference_is_the_policy_as_it_was_loaded(
     assert backend.step(0.0) > 0, "adapters train on after they were switched off"
 
 
-# ---------------------------------------------------------------------------------------- rollouts
-
-
-def prompts() -> list[Ids]:
-    rng = np.random.default_rng(5)
-    return [rng.integers(1, VOCAB, size) for size in (3, 9, 1, 5, 4)]
-
-
-SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS, 7), samples=4, seed=3)
-
-
-def test_batching_changes_no_response(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few slots or many, prefills apart or together, ends noticed at once or late: the same responses."""
-    whole = make().rollout(prompts(), SAMPLING)
-    assert len(set(np.diff(whole.starts))) > 5, "ragged"
-    assert 0 < whole.truncated.sum() < 20
-    for slots, budget, every in ((1, 4, 1), (3, 16384, 1), (7, 10, 1), (20, 16384, 5), (6, 16384, 8)):
-        monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
-        same(make(rollout_batch=slots, micro_batch_tokens=budget).rollout(prompts(), SAMPLING), whole)
-
-
-def same(found: Completions, expected: Completions) -> None:
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.starts, expected.starts)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
-
-
-def test_each_prompt_is_prefilled_once(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the responses of a prompt enter at different times."""
-    prefilled: list[int] = []
-    original = rollout.Rollout._prefill_group
-
-    def count(self: rollout.Rollout, group: list[int]) -> None:
-        prefilled.extend(group)
-        original(self, group)
-
-    monkeypatch.setattr(rollout.Rollout, "_prefill_group", count)
-    make(rollout_batch=3).rollout(prompts(), SAMPLING)
-    assert prefilled == [0, 1, 2, 3, 4]
-
-
-def test_finished_responses_cost_nothing(make: Callable[..., TorchBackend]) -> None:
-    """The decoder's rows add up to the tokens that a forward had to follow, and it ends with the longest."""
-    backend = make()
-    rows: list[int] = []
-    backend._policy.causal.model.layers[0].register_forward_hook(
-        lambda _, inputs, __: rows.append(inputs[0].shape[0]) if inputs[0].shape[1] == 1 else None
-    )
-    drawn = backend.rollout(prompts(), SAMPLING)
-    lengths = np.diff(drawn.starts)
-    assert sum(rows) == (lengths - 1).sum()
-    assert len(rows) == lengths.max() - 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchBackend], dtype: str) -> None:
-    """What was sampled after an update is scored the same after it; bfloat16 rounds the two differently."""
-    backend = make(dtype=dtype)
-    for _ in range(2):
-        drawn = backend.rollout(prompts(), SAMPLING)
-        sequences = Sequences(tuple(prompts()[row // 4] for row in range(20)), drawn.tokens, drawn.starts)
-        scored = backend.score(sequences).logprobs
-        assert np.abs(scored - drawn.logprobs).max() < (1e-5 if dtype == "float32" else 0.15)
-        backend.accumulate(sequences, Weighted(sequences))
-        backend.step(0.05)
-    assert np.abs(backend.score(sequences).logprobs - scored).max() > 0.5
-
-
-def test_the_cache_grows_no_longer_than_a_response_can(
-    make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns: list[int] = []
-    reserve = rollout.SlotCache._reserve
-
-    def note(cache: rollout.SlotCache, needed: int) -> None:
-        reserve(cache, needed)
-        assert needed <= cache._columns
-        columns.append(cache._columns)
-
-    monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
-    make().rollout(prompts(), Sampling(max_tokens=90, stop_ids=(), samples=1))
-    assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY["cpu"]]
-
-
-class Memory:
-    """Lets generation run out of memory wherever more than so many responses are held, before or after a forward."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int, where: str) -> None:
-        self.tries: list[int] = []
-        original = getattr(rollout.SlotCache, where)
-
-        def limited(cache: rollout.SlotCache, *rest: Any) -> Any:
-            found = original(cache, *rest)
-            self.tries.append(cache.slots)
-            if cache.used > slots:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return found
-
-        monkeypatch.setattr(rollout.SlotCache, where, limited)
-
-
-@pytest.mark.parametrize("where", ["step", "update", "admit"])
-def test_out_of_memory_halves_the_responses_at_a_time(
-    make: Callable[..., TorchBackend], where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each response is what it would have been, is told once, and later rollouts begin with what fits."""
-    whole = make().rollout(prompts(), SAMPLING)
-    backend, memory, finished = make(rollout_batch=16), Memory(monkeypatch, 5, where), list[int]()
-    for _ in range(2):
-        same(backend.rollout(prompts(), SAMPLING, lambda row, _: finished.append(row)), whole)
-    assert sorted(finished) == sorted(2 * list(range(20)))
-    assert list(dict.fromkeys(memory.tries)) == [16, 8, 4]
-
-
-def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Responses that were finished by then stay as they are."""
-    whole = make().rollout(prompts(), SAMPLING)
-    forward, steps, finished = rollout.SlotCache.step, [0], list[int]()
-
-    def failing(cache: rollout.SlotCache, *rest: Any) -> Any:
-        steps[0] += 1
-        if steps[0] == 12:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(cache, *rest)
-
-    monkeypatch.setattr(rollout.SlotCache, "step", failing)
-    found = make(rollout_batch=8).rollout(prompts(), SAMPLING, lambda row, _: finished.append(row))
-    assert steps[0] > 12
-    same(found, whole)
-    assert sorted(finished) == list(range(20))
-
-
-def test_a_response_that_does_not_fit(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
-    Memory(monkeypatch, 0, "step")
-    with pytest.raises(BackendError, match=r"single response.*lower max_tokens"):
-        make().rollout(prompts(), SAMPLING)
-
-
 # ------------------------------------------------------------------------------- files and mistakes
 
 
@@ -405,7 +250,7 @@ def test_damaged_checkpoints_change_nothing(
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT, in this test's own call
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_of_adapters(
-    make: Callable[..., TorchBackend], sequences: Sequences, folder: Path, dtype: str, tmp_path: Path
+    make: Callable[..., TorchBackend], sequences: Sequences, torch_folder: Path, dtype: str, tmp_path: Path
 ) -> None:
     """Merged weights are the base plus the adapters' product; PEFT opens the adapter on the base model."""
     from peft import PeftModel
@@ -425,13 +270,13 @@ def test_export_of_adapters(
 
     prefix = "model.layers.1.mlp.down_proj"
     a, b = (trained[f"{prefix}.lora_{part}.default.weight"] for part in "AB")
-    base = torch.from_numpy(load_file(folder / "model.safetensors")[f"{prefix}.weight"])
+    base = torch.from_numpy(load_file(torch_folder / "model.safetensors")[f"{prefix}.weight"])
     base = base.to(getattr(torch, dtype)).float().numpy()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).get_parameter(f"{prefix}.weight")
     tolerance = 1e-6 if dtype == "float32" else 2**-8
     np.testing.assert_allclose(merged.detach().numpy(), base + LORA.scale * b @ a, rtol=tolerance, atol=1e-6)
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(torch_folder, dtype=getattr(torch, dtype))
     adapted = PeftModel.from_pretrained(model, str(tmp_path / "adapter"))
     loaded = adapted.get_parameter(f"base_model.model.{prefix}.lora_A.default.weight").detach().float().numpy()
     np.testing.assert_allclose(loaded, a, atol=1e-6)

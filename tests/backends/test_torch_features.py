@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from backends.interface import BackendError, BackendSettings, Proxy, Sequences
+from backends.interface import BackendError, Proxy, Sequences
 from backends.torch.backend import TorchBackend
 from backends.torch.features import Recompute, Rows, TorchFeatures
-from delta_cli.assets.random_model import write_qwen3
 from delta_cli.credit import token_coefficients
 
 TOKENS, SIZE, VOCAB = 13, 6, 29
@@ -22,18 +20,6 @@ ROW = HIDDEN * 4  # bytes
 STARTS = np.array([0, 3, 4, 13, 18, 23, 25, 32, 36])
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 1.0, 0.0, -1.0, 1.0]
 PROXIES = [Proxy("output_row"), Proxy("hidden_topk", k=3), Proxy("hidden_exact")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("features") / "model"
-    write_qwen3(path, vocab_size=VOCAB, hidden=HIDDEN, layers=2, head_dim=4, intermediate=24, scale=0.3)
-    return path
-
-
-@pytest.fixture
-def make(folder: Path) -> Callable[..., TorchBackend]:
-    return lambda **settings: TorchBackend(BackendSettings(model=str(folder), **settings), "cpu")
 
 
 @pytest.fixture

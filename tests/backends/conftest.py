@@ -1,0 +1,26 @@
+"""A tiny model for the tests of the torch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends.interface import BackendSettings
+from backends.torch.backend import TorchBackend
+from delta_cli.assets.random_model import write_qwen3
+
+
+@pytest.fixture(scope="session")
+def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with a vocabulary of 31 and 16 hidden numbers."""
+    path = tmp_path_factory.mktemp("torch") / "model"
+    write_qwen3(path, vocab_size=31, hidden=16, layers=2, head_dim=4, intermediate=24, scale=0.3)
+    return path
+
+
+@pytest.fixture
+def make(torch_folder: Path) -> Callable[..., TorchBackend]:
+    """Create a backend on it with some settings."""
+    return lambda **settings: TorchBackend(BackendSettings(model=str(torch_folder), **settings), "cpu")
