@@ -24,6 +24,16 @@ class PaddedBatch:
     predicts: Bools  # [B, T]
     targets: Ids  # [n] the response tokens, flat in the order of rows
 
+    @property
+    def tokens(self) -> int:
+        """What counts against a budget: padding included."""
+        return self.ids.size
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return self.ids.shape[1]
+
 
 def micro_batches(sequences: Sequences, budget: int) -> Iterator[PaddedBatch]:
     """Split into rectangles of at most ``budget`` padded tokens, sequences of like length together.
@@ -81,6 +91,16 @@ class PackedBatch:
     predicts: Ids  # [n] indices into the T tokens
     targets: Ids  # [n] the response tokens, flat in the order of rows
     groups: tuple[Group, ...]
+
+    @property
+    def tokens(self) -> int:
+        """What counts against a budget."""
+        return len(self.ids)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence, the last one included, which is not in the row."""
+        return max(group.prompt + int(group.responses.max(initial=-1)) + 1 for group in self.groups)
 
 
 def packed_batches(sequences: Sequences, budget: int) -> Iterator[PackedBatch]:

@@ -5,11 +5,28 @@ from __future__ import annotations
 from backends.interface import BackendError
 
 
+class LostPeerError(BackendError):
+    """Another process of the run ended; what it said, if anything, is the reason."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} lost the other processes of this run, of which one has ended; go on with --resume"
+        )
+
+
 def too_long(width: int) -> BackendError:
     """For a micro-batch of one sequence, ``width`` tokens, that does not fit in memory."""
     return BackendError(
         f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, turn on "
         "gradient_checkpointing, train adapters (lora) or choose a smaller model"
+    )
+
+
+def out_of_step(tokens: int) -> BackendError:
+    """For a micro-batch of so many tokens that does not fit while other ranks compute the same layers."""
+    return BackendError(
+        f"out of memory on a micro-batch of {tokens} tokens, in the middle of layers that are split over processes, so "
+        f"it cannot be made smaller now; go on with --resume --set update.micro_batch_tokens={max(1, tokens // 2)}"
     )
 
 

@@ -1,13 +1,19 @@
-"""What a backend is: plain records of numpy arrays, and the protocol every backend satisfies.
+"""What a backend is: plain records of numpy arrays, and the protocols of the three jobs it does.
 
-Letters in shapes mean the same everywhere: R responses, N response tokens of all of them,
-S directions, H hidden size, V vocabulary size. Response tokens are *flat and in order*: those of
+A **Sampler** draws responses, a **Learner** scores them and moves the weights, a **Collective** joins
+the processes that train one model together. A local engine is a Learner that is its own Sampler.
+
+Letters in shapes mean the same everywhere: P prompts, R responses, N response tokens of all of them,
+S weighted sums at a time, H hidden size, V vocabulary size. Response tokens are *flat and in order*: those of
 all responses end to end, ``starts`` (int64 [R+1], first 0, last N) marking where each begins.
 Padding, masks, devices and storage types stay inside the backend; what crosses is numpy.
 
 A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches
-it as a :class:`Surrogate`, a numpy function that returns a loss and its derivative with respect to
-the log-probabilities, which the backend back-propagates into the weights.
+it as an :class:`Objective`, a numpy function that returns a loss and its derivative with respect to
+the log-probabilities, which the learner back-propagates into the weights.
+
+Several processes train one model, each on responses of its own. What crosses this boundary is one
+process's: its rows, its features, its share of the gradient. ``step`` alone joins the gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +31,9 @@ Floats = NDArray[np.floating]
 Bools = NDArray[np.bool_]
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
+
+# none: every process holds all; optimizer: gradients and moments are split; full: the weights as well
+Sharding = Literal["none", "optimizer", "full"]
 
 
 class BackendError(Exception):
@@ -82,6 +91,7 @@ class BackendSettings:
     feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
     feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew
     seed: int = 0  # for what is initialised at random (adapters)
+    sharding: Sharding = "none"  # what of the learner is split over the processes
 
 
 # ------------------------------------------------------------------------------------- records
@@ -98,6 +108,42 @@ class Sampling:
     samples: int = 1  # responses per prompt
     seed: int = 0
 
+    @property
+    def softmax_temperature(self) -> float:
+        """That of the distribution whose log-probabilities are told: 1 where the likeliest token is taken."""
+        return self.temperature or 1.0
+
+
+def _nothing() -> None:
+    """What is called where nobody asks to be."""
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Prompts to answer. The noise of a response is a function of the seed and of its row in the whole batch.
+
+    ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so
+    that a response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few
+    tokens; what it raises ends the drawing.
+    """
+
+    prompts: tuple[Ids, ...]  # P, of at least one id each
+    sampling: Sampling
+    rows: Ids | None = None  # [R] = [P · samples]
+    interrupt: Callable[[], None] = _nothing
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and len(self.rows) != len(self):
+            raise ValueError(f"rows must be [R] = [{len(self)}], not {list(self.rows.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.prompts) * self.sampling.samples
+
+    @property
+    def global_rows(self) -> Ids:
+        """The row of each response in the whole batch, [R]."""
+        return np.arange(len(self)) if self.rows is None else self.rows
+
 
 @dataclass(frozen=True)
 class Completions:
@@ -105,13 +151,20 @@ class Completions:
 
     ``tokens`` are the ids as they were sampled, the end-of-sequence token included;
     ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
-    ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token.
+    ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token;
+    ``version`` is that of the weights they were drawn from.
     """
 
     tokens: Ids  # [N]
     starts: Ids  # [R+1]
     logprobs: Floats  # [N] float32
     truncated: Bools  # [R]
+    version: int = 0
+
+
+def starts_of(lengths: Sequence[int] | Ids) -> Ids:
+    """Where each of several responses begins when they lie end to end, and where the last ends: int64 [R+1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -119,13 +172,16 @@ class Sequences:
     """Prompts with their responses, ready for a forward pass.
 
     ``temperature`` is the one the responses were drawn at: every log-probability and entropy is
-    that of softmax(logits / temperature). 0 is read as 1.
+    that of softmax(logits / temperature). 0, of responses that took the likeliest token, becomes 1.
     """
 
     prompts: tuple[Ids, ...]  # R arrays of at least one id; responses of a group share one array
     tokens: Ids  # [N]
     starts: Ids  # [R+1]
     temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", self.temperature or 1.0)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -141,11 +197,10 @@ class Sequences:
 
     def select(self, rows: Ids) -> Sequences:
         """The sequences at ``rows``, in that order."""
-        lengths = self.lengths[rows]
         return Sequences(
             prompts=tuple(self.prompts[row] for row in rows),
             tokens=self.tokens[token_index(self.starts, rows)],
-            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            starts=starts_of(self.lengths[rows]),
             temperature=self.temperature,
         )
 
@@ -153,7 +208,7 @@ class Sequences:
 def token_index(starts: Ids, rows: Ids) -> Ids:
     """Flat positions of the tokens of the responses at ``rows``, in that order."""
     lengths = starts[rows + 1] - starts[rows]
-    offsets = np.repeat(starts[rows] - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    offsets = np.repeat(starts[rows] - starts_of(lengths)[:-1], lengths)
     return np.arange(lengths.sum(), dtype=np.int64) + offsets
 
 
@@ -171,14 +226,14 @@ class Proxy:
 
 
 class Features(Protocol):
-    """The proxies v [N, H] of one batch, wherever the backend keeps them; arithmetic in float32 or better.
+    """The proxies v [N, H] of one process's tokens, wherever they are kept; arithmetic in float32 or better.
 
     Those that no budget had room for are computed anew for every reduction, by a forward under the weights
     they belong to: RuntimeError where these have changed since, by step() or load().
     """
 
     def weighted_sum(self, weights: Floats) -> Floats:
-        """Σ_t weights[s, t]·v_t for weights [S, N]: S directions, float64 [S, H]; summed over ranks."""
+        """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, float64 [N]."""
@@ -202,35 +257,61 @@ class Scores:
     features: Features | None  # None when no proxy was asked for
 
 
-class Surrogate(Protocol):
-    """The objective as the backend sees it. Pure numpy; called once for each micro-batch."""
+class Objective(Protocol):
+    """What is minimised, as the learner sees it. Pure numpy; called once for each micro-batch."""
 
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
         """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed
         to ``accumulate``, whose current log-probabilities ``logp`` [n] come flat in that order.
-        Losses of all micro-batches add up to the loss of the mini-batch. A surrogate that counts what
+        Losses of all micro-batches add up to the loss of the mini-batch. An objective that counts what
         it has seen has a method ``restart()``, which is called before a mini-batch is started over."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a learner has published: their version, and the folder they lie in.
+
+    ``folder`` is None where they were not written because the sampler computes with the learner's own.
+    """
+
+    version: int
+    folder: Path | None = None
 
 
 OnFinished = Callable[[int, Ids], None]
 
 
-# ------------------------------------------------------------------------------------ protocol
+# ------------------------------------------------------------------------------------ protocols
 
 
-class Backend(Protocol):
-    """Rollout, log-probabilities and gradients of one model on one device."""
+class Sampler(Protocol):
+    """Draws responses from some version of the weights."""
 
-    name: str
-    parameters: int  # in the model
-    trainable: int  # of them, updated by step()
+    version: int  # of the weights that responses are drawn from now
 
-    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
-        """Draw ``sampling.samples`` responses for each prompt (at least one id each).
+    @property
+    def inbox(self) -> Path | None:
+        """The folder that published weights are to be written into; None: the learner's own are at hand."""
 
-        The same seed gives the same responses. ``on_finished(row, tokens)`` is called as soon as
+    def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
+        """Draw ``samples`` responses for each prompt.
+
+        The same seed and rows give the same responses. ``on_finished(row, tokens)`` is called as soon as
         response ``row`` (its index in the result) is complete, in whatever order they finish.
         """
+
+    def load_weights(self, weights: Weights) -> None:
+        """Draw from these weights from now on. Raises BackendError where that cannot be."""
+
+
+class Learner(Protocol):
+    """Log-probabilities, gradients and updates of one model on one device, or of its shard there."""
+
+    name: str  # of the backend
+    parameters: int  # in the model
+    trainable: int  # of them, updated by step()
+    vocabulary: int  # ids the model can read and write
+    version: int  # of the weights: how often they were updated or loaded
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward: log-probabilities, entropies and, with a proxy, features."""
@@ -241,33 +322,59 @@ class Backend(Protocol):
         Raises BackendError unless the settings said ``keep_reference``.
         """
 
-    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
+    def accumulate(self, sequences: Sequences, objective: Objective) -> float:
         """Forward and backward over all sequences, in micro-batches; adds to the gradient.
 
-        Returns the loss, the sum over the micro-batches.
+        Returns the loss, the sum over the micro-batches of this process.
         """
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
-        """Multiply the gradient by ``scale``, clip it, update the weights, drop the gradient.
+        """Sum the gradient over processes, multiply it by ``scale``, clip it, update the weights, drop it.
 
-        Returns the gradient's norm after scaling and before clipping. Where it is not finite,
-        nothing is updated.
+        Returns the norm of the whole gradient after scaling and before clipping, the same on every
+        process. Where it is not finite, nothing is updated.
         """
 
     def save(self, folder: Path) -> None:
-        """Write the trainable weights and the optimizer's state into an existing folder."""
+        """Write what this process holds of the trainable weights and the optimizer's state into an existing folder."""
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote, bit for bit."""
+        """Restore what any number of processes wrote with ``save``, bit for bit."""
 
     def export(self, folder: Path) -> None:
-        """Write a model folder (config, tokenizer, safetensors) that transformers and mlx-lm open."""
+        """Write a model folder (config, tokenizer, safetensors) that transformers and mlx-lm open.
 
-    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum over ranks; the array itself where there is one process."""
+        Every process calls it, and the first one writes.
+        """
+
+    def publish(self, inbox: Path | None) -> Weights:
+        """The present weights for samplers, written into ``inbox`` where there is one."""
 
     def peak_memory(self) -> int:
         """Bytes: the most this process has used on the device (on a CPU: resident) so far."""
 
     def close(self) -> None:
         """Free what the model holds."""
+
+
+class Engine(Sampler, Learner, Protocol):
+    """A learner that samples from its own weights: the same version, at no cost."""
+
+
+class Collective(Protocol):
+    """The processes of a run, called ranks. All of them call the same methods in the same order."""
+
+    rank: int  # of this process
+    size: int  # how many there are
+
+    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum over ranks of arrays of one shape, the same bits on every rank."""
+
+    def gather(self, item: Any) -> list[Any]:
+        """What every rank handed in, in the order of ranks: any object that can be pickled."""
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+    def close(self) -> None:
+        """Leave the group."""

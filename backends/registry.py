@@ -9,14 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from backends.interface import Backend, BackendError, BackendSettings
+from backends.collective import SOLO
+from backends.interface import BackendError, BackendSettings, Collective, Engine
 
 
 @dataclass(frozen=True)
 class Entry:
     """Where a backend lives, what it needs, and how to get that."""
 
-    module: str  # has create(settings, name) -> Backend
+    module: str  # has create(settings, name, collective) -> Engine
     needs: tuple[str, ...]  # importable packages
     install: str  # what to type when one is missing
 
@@ -51,8 +52,13 @@ def resolve(name: str) -> str:
     return name
 
 
-def create(name: str, settings: BackendSettings) -> Backend:
-    """Load a model onto a backend. Raises BackendError with a line a person can act on."""
+def join(name: str) -> Collective:
+    """The processes that were started together with this one; raises BackendError where they cannot be reached."""
+    return SOLO
+
+
+def create(name: str, settings: BackendSettings, collective: Collective = SOLO) -> Engine:
+    """Load a model onto a backend, or this rank's part of it. Raises BackendError with a line a person can act on."""
     name = resolve(name)
-    make: Callable[[BackendSettings, str], Backend] = importlib.import_module(ENTRIES[name].module).create
-    return make(settings, name)
+    make: Callable[[BackendSettings, str, Collective], Engine] = importlib.import_module(ENTRIES[name].module).create
+    return make(settings, name, collective)

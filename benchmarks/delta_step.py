@@ -55,7 +55,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, Any]:
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         model = workload.write(Path(scratch))
         ways = {preset: stack.enter_context(steps(workload, model, preset)) for preset in PRESETS}
-        result: dict[str, Any] = {"parameters": ways["delta"].backend.parameters}
+        result: dict[str, Any] = {"parameters": ways["delta"].learner.parameters}
         counts = {preset: forwards(step) for preset, step in ways.items()}  # warms up, too
         for number in range(rounds):
             for preset in PRESETS[:: -1 if number % 2 else 1]:

@@ -56,8 +56,8 @@ def chunked(chunk: int, frozen: bool, hidden: Tensor, weight: Tensor, targets: T
     if not frozen:
         gradient = torch.zeros_like(weight, dtype=torch.float32)
         head.add_weight_gradient(gradient, hidden, targets, found.logsumexp, slopes, 1.0)
-    assert found.directions is not None
-    found.directions.mul_(slopes[:, None])
+    assert found.hidden_gradients is not None
+    found.hidden_gradients.mul_(slopes[:, None])
     return found.logprobs
 
 

@@ -44,7 +44,7 @@ from delta_cli.study.mistakes import (
 from delta_cli.study.noise import Stability, stability
 from delta_cli.study.summary import Interval, over_seeds
 from delta_cli.training.observer import Observer
-from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.training.rollouts import RolloutBatch, roll
 from delta_cli.training.seeds import derive
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
@@ -63,7 +63,7 @@ def measured_run(recipe: Recipe, steps: Sequence[int]) -> Iterator[Record]:
     with TemporaryDirectory() as scratch, open_trainer(recipe, "cpu", Path(scratch) / "run", Observer()) as trainer:
         for step in range(max(steps) + 1):
             problems = sampler.batch(trainer.problems, step, recipe.rollout.prompts, seed)
-            batch = trainer.roller.roll(problems, derive(seed, step, "rollout 0")).result()
+            batch = roll(trainer.worker, problems, trainer.recipe.rollout, derive(seed, step, "rollout 0")).result()
             if step in steps:
                 yield {"seed": seed, "step": step, "accuracy": float(batch.correct.mean())} | measure(
                     trainer, batch, step
@@ -76,10 +76,10 @@ def measured_run(recipe: Recipe, steps: Sequence[int]) -> Iterator[Record]:
 def measure(trainer: Trainer, batch: RolloutBatch, step: int) -> Record:
     """All three questions on one batch, and the step's updates."""
     data, starts = trainer.recipe.data, batch.sequences.starts
-    marks = mark(batch, TaskSpec(data.operation, data.digits, data.filler), trainer.roller.tokenizer)
+    marks = mark(batch, TaskSpec(data.operation, data.digits, data.filler), trainer.worker.tokenizer)
     advantages = np.repeat(group_advantages(batch.rewards, batch.groups), batch.sequences.lengths)
     noise = noise_of(trainer, batch, step)
-    weights = token_weights(trainer.backend, batch, step)
+    weights = token_weights(trainer.learner, batch, step)
     weights["fipo, after the updates"] = updated_future_kl(trainer.updater, batch, step)
     return {
         "wrong": int((~batch.correct).sum()),
@@ -92,7 +92,7 @@ def measure(trainer: Trainer, batch: RolloutBatch, step: int) -> Record:
 
 def noise_of(trainer: Trainer, batch: RolloutBatch, step: int) -> list[Record]:
     """The stability of DelTA's coefficients under flipped rewards."""
-    features = trainer.backend.score(batch.sequences, Proxy("output_row")).features
+    features = trainer.learner.score(batch.sequences, Proxy("output_row")).features
     assert features is not None
     found = [
         {"scope": "group" if by_group else "batch"}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from backends.interface import OptimizerSettings
 from backends.torch.optimizer import Optimizer
+from backends.torch.sharding import ALONE
 
 WAYS = {
     "float32": OptimizerSettings(),
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         name: torch.randn(weight.shape, generator=generator, device=args.device).mul_(1e-4)
         for name, weight in weights.items()
     }
-    optimizers = {name: Optimizer(weights, settings) for name, settings in WAYS.items()}
+    optimizers = {name: Optimizer(weights, settings, ALONE) for name, settings in WAYS.items()}
     ways = {name: partial(update, optimizer, gradients) for name, optimizer in optimizers.items()}
     seconds = interleaved(ways, args.rounds)
     return [

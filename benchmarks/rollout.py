@@ -28,18 +28,18 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.generation.continuous_batching.requests import RequestState
 from workload import Workload
 
-from backends.interface import Backend, BackendSettings, Ids, Sampling
+from backends.interface import BackendSettings, Engine, Ids, RolloutRequest, Sampling
 from backends.torch import create
 
 SPREADS = (1, 16)  # the longest response has so many times the tokens of the shortest
 PAGE = 16  # tokens of a page of the paged cache: faster here than the 256 it has by default
 
 
-def ours(backend: Backend, prompts: list[Ids], samples: int, lengths: Ids, stop: int) -> None:
+def ours(backend: Engine, prompts: list[Ids], samples: int, lengths: Ids, stop: int) -> None:
     """One rollout through the backend."""
     sampling = Sampling(max_tokens=int(lengths.max()), stop_ids=(stop,), samples=samples)
     with scheduled_rollout(lengths):
-        done = backend.rollout(prompts, sampling)
+        done = backend.rollout(RolloutRequest(tuple(prompts), sampling))
     assert np.array_equal(np.diff(done.starts), lengths)
 
 

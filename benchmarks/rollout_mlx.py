@@ -26,22 +26,22 @@ from common import interleaved, show, write
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 
-from backends.interface import BackendSettings, Ids, Sampling
+from backends.interface import BackendSettings, Ids, RolloutRequest, Sampling
 from backends.mlx import create
-from backends.mlx.backend import MlxBackend
+from backends.mlx.backend import MlxEngine
 from delta_cli.assets.random_model import write_qwen3
 
 STOPS = tuple(range(8))  # of random weights: long and short responses, so that rows leave and enter
 SEED = 0
 
 
-def ours(backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samples: int) -> int:
+def ours(backend: MlxEngine, prompts: list[Ids], args: argparse.Namespace, samples: int) -> int:
     """One rollout through the backend. Returns the number of tokens."""
     sampling = Sampling(max_tokens=args.max_tokens, stop_ids=STOPS, samples=samples, seed=SEED)
-    return len(backend.rollout(prompts, sampling).tokens)
+    return len(backend.rollout(RolloutRequest(tuple(prompts), sampling)).tokens)
 
 
-def direct(logprobs: bool, backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samples: int) -> int:
+def direct(logprobs: bool, backend: MlxEngine, prompts: list[Ids], args: argparse.Namespace, samples: int) -> int:
     """One rollout through mlx-lm's generator. Returns the number of tokens."""
     mx.random.seed(SEED)
     generator = BatchGenerator(
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[..., int]] = {
 }
 
 
-def measure(backend: MlxBackend, prompts: list[Ids], args: argparse.Namespace, samples: int) -> dict[str, Any]:
+def measure(backend: MlxEngine, prompts: list[Ids], args: argparse.Namespace, samples: int) -> dict[str, Any]:
     """Tokens per second of the three ways; the ratios are those of one round, their median is given."""
     ways = {name: partial(way, backend, prompts, args, samples) for name, way in WAYS.items()}
     tokens = {name: way() for name, way in ways.items()}  # the same in every round: the seed is
@@ -121,7 +121,7 @@ def main() -> None:
     with TemporaryDirectory() as scratch:
         model = args.model or random_model(Path(scratch) / "model")
         backend = create(BackendSettings(model=model, dtype=args.dtype, rollout_batch=args.batch), "mlx")
-        assert isinstance(backend, MlxBackend)
+        assert isinstance(backend, MlxEngine)
         prompts = random_prompts(args.prompts, args.prompt_length)
         results = [measure(backend, prompts, args, samples) for samples in args.samples]
     show("rollout with mlx, medians", table(results))

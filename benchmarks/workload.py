@@ -12,13 +12,14 @@ import numpy as np
 from lengths import schedule, scheduled_rollout
 
 from backends import registry
-from backends.interface import Backend, Ids
+from backends.interface import Ids
 from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
-from delta_cli.training.rollouts import Roller
+from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.training.rollouts import roll
 from delta_cli.training.seeds import derive
 from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.trainer import Clock
@@ -108,10 +109,10 @@ def _extend_tokenizer(file: Path, vocabulary: int) -> None:
 class Steps:
     """Training steps on a workload, one a call, as the trainer takes them; records and checkpoints left out."""
 
-    def __init__(self, workload: Workload, roller: Roller, updater: Updater) -> None:
-        self.backend: Backend = updater.backend
+    def __init__(self, workload: Workload, worker: RolloutWorker, updater: Updater) -> None:
+        self.learner = updater.learner
         self.seconds: list[dict[str, float]] = []  # of the phases of each step
-        self._roller = roller
+        self._worker = worker
         self._updater = updater
         self._problems = [Problem(text, text, "", "benchmark") for text in workload.questions()]
         self._lengths = workload.lengths
@@ -120,7 +121,7 @@ class Steps:
         """One step."""
         number, clock, updater = len(self.seconds), Clock(), self._updater
         with clock.phase("rollout"), scheduled_rollout(self._lengths):
-            waiting = self._roller.roll(self._problems, derive(0, number, "rollout"))
+            waiting = roll(self._worker, self._problems, updater.recipe.rollout, derive(0, number, "rollout"))
         with clock.phase("reward"):
             batch = waiting.result()
         with clock.phase("score"):
@@ -140,8 +141,8 @@ def steps(workload: Workload, model: Path, preset: str, backend_name: str = "cpu
     tokenizer = Tokenizer.load(str(model))
     tokenizer.eos_ids = (workload.stop,)
     with make_grader(recipe) as grader:
-        backend = registry.create(backend_name, backend_settings(recipe))
+        engine = registry.create(backend_name, backend_settings(recipe))
         try:
-            yield Steps(workload, Roller(backend, tokenizer, grader, recipe.rollout, "plain"), Updater(recipe, backend))
+            yield Steps(workload, RolloutWorker(engine, tokenizer, grader, "plain"), Updater(recipe, engine))
         finally:
-            backend.close()
+            engine.close()

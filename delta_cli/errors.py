@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class NotFetchedError(UserError):
     """Something of the hub that is not on this machine and cannot be fetched now; the recipe may be right."""
+
+
+class StopRequested(Exception):
+    """Somebody asked the run to stop; raised where that loses nothing that was saved."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from backends.fake.backend import FakeBackend
-from backends.interface import Backend, BackendSettings
+from backends.collective import SOLO
+from backends.fake.backend import FakeEngine
+from backends.interface import BackendError, BackendSettings, Collective, Engine
 
 
-def create(settings: BackendSettings, name: str) -> Backend:
-    """Load a Qwen3 model folder. Raises BackendError for another architecture, LoRA, bfloat16 or 8-bit moments."""
-    return FakeBackend(settings, name)
+def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
+    """Load a Qwen3 model folder.
+
+    Raises BackendError for another architecture, LoRA, bfloat16, 8-bit moments or several processes.
+    """
+    if collective.size > 1:
+        raise BackendError("the fake backend trains in one process; choose --backend cpu, cuda or mlx for several")
+    return FakeEngine(settings, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from backends.batching import PaddedBatch, micro_batches
+from backends.engine import LocalEngine
 from backends.fake import folder as model_folder
 from backends.fake.optimizer import AdamW
 from backends.fake.qwen3 import Array, Back, Qwen3, Weights
@@ -20,12 +21,13 @@ from backends.interface import (
     Completions,
     Floats,
     Ids,
+    Objective,
     OnFinished,
     Proxy,
-    Sampling,
+    RolloutRequest,
     Scores,
     Sequences,
-    Surrogate,
+    starts_of,
     token_index,
 )
 from backends.process import peak_resident
@@ -55,8 +57,8 @@ class FakeFeatures:
         self.vectors = self.vectors[:0]
 
 
-class FakeBackend:
-    """A Qwen3 model that is trained whole, in float64; see ``backends.interface.Backend``."""
+class FakeEngine(LocalEngine):
+    """A Qwen3 model that is trained whole, in float64; see ``backends.interface.Engine``."""
 
     def __init__(self, settings: BackendSettings, name: str) -> None:
         if settings.lora is not None:
@@ -71,34 +73,35 @@ class FakeBackend:
                 f'update.moments = "{settings.optimizer.moments}": the fake backend rounds nothing; '
                 "set float32 or choose --backend cpu"
             )
-        self.name = name
-        self.settings = settings
+        super().__init__(settings, name)
         self.model = Qwen3(*model_folder.read(settings.model))
         self.optimizer = AdamW(settings.optimizer, self.model.weights)
         self.parameters = self.trainable = sum(weight.size for weight in self.model.weights.values())
+        self.vocabulary = len(self.model.weights[self.model.head])
         self.initial: Weights = {}
         if settings.keep_reference:
             self.initial = {name: weight.copy() for name, weight in self.model.weights.items()}
 
     # ------------------------------------------------------------------------------- rollout
 
-    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
-        count = len(prompts) * sampling.samples
+    def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
+        count = len(request)
         finished: dict[int, tuple[Ids, Floats]] = {}
         for first in range(0, count, self.settings.rollout_batch):
-            rows = np.arange(first, min(first + self.settings.rollout_batch, count))
-            finished |= generate(self.model, prompts, rows, sampling, on_finished)
-        tokens = [finished[row][0] for row in range(count)]
+            places = np.arange(first, min(first + self.settings.rollout_batch, count))
+            finished |= generate(self.model, request, places, on_finished)
+        tokens = [finished[place][0] for place in range(count)]
         return Completions(
-            tokens=np.concatenate(tokens),
-            starts=np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64),
-            logprobs=np.concatenate([finished[row][1] for row in range(count)]).astype(np.float32),
-            truncated=np.array([part[-1] not in sampling.stop_ids for part in tokens]),
+            tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
+            starts=starts_of([len(part) for part in tokens]),
+            logprobs=np.concatenate([np.zeros(0), *(finished[place][1] for place in range(count))]).astype(np.float32),
+            truncated=np.array([part[-1] not in request.sampling.stop_ids for part in tokens], dtype=bool),
+            version=self.version,
         )
 
     # --------------------------------------------------------------------------------- score
 
-    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
+    def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores:
         count = len(sequences.tokens)
         logprobs, entropies = np.zeros(count), np.zeros(count)
         vectors = np.zeros((count, self.model.config.hidden if proxy else 0))
@@ -114,14 +117,17 @@ class FakeBackend:
         features = FakeFeatures(vectors) if proxy else None
         return Scores(logprobs.astype(np.float32), entropies.astype(np.float32), features)
 
-    def reference(self, sequences: Sequences) -> Floats:
-        if not self.initial:
-            raise BackendError("reference(): the initial policy was not kept; set keep_reference")
+    def _reference(self, sequences: Sequences) -> Floats:
         current, self.model.weights = self.model.weights, self.initial
         try:
-            return self.score(sequences).logprobs
+            return self._score(sequences, None).logprobs
         finally:
             self.model.weights = current
+
+    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Array]]:
+        features = self._score(sequences, proxy).features
+        assert isinstance(features, FakeFeatures)
+        yield np.arange(start, stop), features.vectors[start:stop]
 
     def _states(self, batch: PaddedBatch) -> tuple[Array, Back]:
         """Post-norm hidden states [n, H] that predict the targets, and the way back from them."""
@@ -140,7 +146,7 @@ class FakeBackend:
         rows = self.model.weights[self.model.head]
         for first in range(0, len(states), self.settings.head_chunk_tokens):
             part = slice(first, first + self.settings.head_chunk_tokens)
-            yield part, log_softmax(states[part] @ rows.T / (temperature or 1.0))
+            yield part, log_softmax(states[part] @ rows.T / temperature)
 
     def _vectors(self, proxy: Proxy, h: Array, logp: Array, y: Ids) -> Array:
         """Token-gradient proxies [c, H] (method, sections 2 and 'Richer proxies')."""
@@ -155,7 +161,16 @@ class FakeBackend:
 
     # -------------------------------------------------------------------------------- update
 
-    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
+    def _keep_gradient(self) -> Callable[[], None]:
+        kept = {name: grad.copy() for name, grad in self.model.grads.items()}
+
+        def restore() -> None:
+            for name, grad in kept.items():
+                self.model.grads[name][:] = grad
+
+        return restore
+
+    def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         total = 0.0
         for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
             states, back = self._states(batch)
@@ -163,7 +178,7 @@ class FakeBackend:
             for part, distribution in self._head(states, sequences.temperature):
                 y = batch.targets[part]
                 logp[part] = distribution[np.arange(len(y)), y]
-            loss, gradient = surrogate(logp, batch.rows)
+            loss, gradient = objective(logp, batch.rows)
             total += float(loss)
             back(self._back_head(states, batch.targets, np.asarray(gradient), sequences.temperature))
         return total
@@ -176,13 +191,14 @@ class FakeBackend:
             y, g = targets[part], gradient[part]
             dlogits = -g[:, None] * np.exp(distribution)
             dlogits[np.arange(len(y)), y] += g
-            dlogits /= temperature or 1.0
+            dlogits /= temperature
             dstates[part] = dlogits @ rows
             grad += dlogits.T @ states[part]
         return dstates
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         norm = self.optimizer.step(self.model.weights, self.model.grads, learning_rate, scale)
+        self.version += 1
         self._drop_gradient()
         return norm
 
@@ -217,15 +233,13 @@ class FakeBackend:
                     )
                 array[:] = found
         self.optimizer.steps = int(stored["steps"][0])
+        self.version += 1
         self._drop_gradient()
 
     def export(self, folder: Path) -> None:
         model_folder.write(self.settings.model, folder, self.model.weights)
 
     # ---------------------------------------------------------------------------------- rest
-
-    def all_sum(self, array: Array) -> Array:
-        return array
 
     def peak_memory(self) -> int:
         return peak_resident()

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.batching import uniforms
 from backends.fake.qwen3 import Array, Cache, Qwen3
-from backends.interface import Floats, Ids, OnFinished, Sampling
+from backends.interface import Floats, Ids, OnFinished, RolloutRequest
 
 
 def log_softmax(logits: Array) -> Array:
@@ -36,18 +36,20 @@ def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
 
 
 def generate(
-    model: Qwen3, prompts: Sequence[Ids], rows: Ids, sampling: Sampling, on_finished: OnFinished | None
+    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None
 ) -> dict[int, tuple[Ids, Floats]]:
-    """Tokens and log-probabilities of the responses at ``rows``; row r answers prompt r // samples."""
-    noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in rows])  # [B, max_tokens]
+    """Tokens and log-probabilities of the request's responses ``rows``; row r answers prompt r // samples."""
+    sampling, seeds = request.sampling, request.global_rows[rows]
+    noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
     tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
     logprobs = np.zeros((len(rows), sampling.max_tokens))
     finished: dict[int, tuple[Ids, Floats]] = {}
-    hidden, cache, positions = _prefill(model, prompts, rows // sampling.samples, sampling.max_tokens)
+    hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
     active = np.arange(len(rows))  # what is left of the batch, as indices into rows
     for count in range(1, sampling.max_tokens + 1):
+        request.interrupt()
         logits = hidden @ model.weights[model.head].T  # [B, V]
-        logp = log_softmax(logits / (sampling.temperature or 1.0))
+        logp = log_softmax(logits / sampling.softmax_temperature)
         token = draw(logp, noise[active, count - 1], sampling.top_p) if sampling.temperature else logits.argmax(-1)
         tokens[active, count - 1] = token
         logprobs[active, count - 1] = logp[np.arange(len(token)), token]

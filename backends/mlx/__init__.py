@@ -5,21 +5,22 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from backends.interface import Backend, BackendError, BackendSettings
+from backends.collective import SOLO
+from backends.interface import BackendError, BackendSettings, Collective, Engine
 
 SUPPORTED = (0, 32)  # of mlx and mlx-lm alike: the batch generator's interface changes between minor versions
 
 
-def create(settings: BackendSettings, name: str) -> Backend:
+def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
     """Load ``settings.model`` through mlx-lm.
 
     Raises BackendError where MLX is missing, of another version or without Metal on a Mac, and
     where the model cannot be loaded or trained as the settings ask.
     """
     check_installation()
-    from backends.mlx.backend import MlxBackend
+    from backends.mlx.backend import MlxEngine
 
-    return MlxBackend(settings, name)
+    return MlxEngine(settings, name)
 
 
 def check_installation() -> None:

@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
-from numpy.typing import NDArray
 
 from backends.batching import PaddedBatch, micro_batches
-from backends.errors import outdated_features, too_long
+from backends.engine import LocalEngine
 from backends.interface import (
     BackendError,
     BackendSettings,
     Completions,
     Floats,
     Ids,
+    Objective,
     OnFinished,
     Proxy,
-    Sampling,
+    RolloutRequest,
     Scores,
     Sequences,
-    Surrogate,
     token_index,
 )
 from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed
 from backends.mlx.export import export
-from backends.mlx.features import FeatureStore, MlxFeatures, Rows
+from backends.mlx.features import FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
 from backends.mlx.memory import MemoryLimits, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
 
-Result = TypeVar("Result")
-
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
 
-class MlxBackend:
-    """Rollout, log-probabilities and gradients of one mlx-lm model.
+class MlxEngine(LocalEngine):
+    """Rollout, log-probabilities and gradients of one mlx-lm model; see ``backends.interface.Engine``.
 
     The model computes in ``settings.dtype``; the optimizer holds what is trained in float32, and
     after a step the model gets the rounded copy.
     """
 
     def __init__(self, settings: BackendSettings, name: str) -> None:
-        self.name = name
-        self.settings = settings
+        super().__init__(settings, name, _out_of_memory, mx.clear_cache)
         self.dtype = getattr(mx, settings.dtype)
         self.policy = load(settings.model)
         self.model = self.policy.model
+        self.vocabulary = self.policy.vocabulary
         self.parameters = int(get_total_parameters(self.model))
         if settings.lora:
             self.model.set_dtype(self.dtype)
@@ -70,29 +66,22 @@ class MlxBackend:
             self.model.unfreeze()
         self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer)
         self.trainable = sum(weight.size for weight in self.optimizer.weights.values())
-        self.version = 0  # of the weights: how often the model was given others
-        self._publish()
+        self._hand_over()
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
-        self.budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
-        self.shape: tuple[int, ...] = (1, 0)  # rows and width of the present micro-batch
         self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
 
-    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
+    def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator."""
         try:
-            return Rollout(self.model, sampling, self.settings.rollout_batch).run(prompts, on_finished)
+            return Rollout(self.model, request, self.settings.rollout_batch, self.version).run(on_finished)
         finally:
             mx.clear_cache()
-
-    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
-        """One forward: log-probabilities, entropies and, with a proxy, features."""
-        return self._within_memory(lambda: self._score(sequences, proxy))
 
     def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores:
         count = len(sequences.tokens)
         logps, entropies = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        head, temperature = self.policy.head(), sequences.temperature or 1.0
+        head, temperature = self.policy.head(), sequences.temperature
         store = self._store(head, sequences, proxy) if proxy else None
         for at, hidden, targets in self._chunks(sequences):
             log_softmax = head.log_softmax(hidden, temperature)
@@ -107,22 +96,13 @@ class MlxBackend:
 
     def _store(self, head: Head, sequences: Sequences, proxy: Proxy) -> FeatureStore:
         budgets = self.settings.feature_bytes, self.settings.feature_host_bytes
-        recompute = partial(self._recompute, sequences, proxy, self.version)
-        return FeatureStore(head.width, self.dtype, budgets, recompute)
-
-    def _recompute(
-        self, sequences: Sequences, proxy: Proxy, version: int, start: int, stop: int, reduce: Callable[[Rows], Floats]
-    ) -> Floats:
-        """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
-        if version != self.version:
-            raise outdated_features()
-        return self._within_memory(lambda: reduce(self._rows(sequences, proxy, start, stop)))
+        return FeatureStore(head.width, self.dtype, budgets, self.recompute(sequences, proxy))
 
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, mx.array]]:
         """Flat positions and rows of the tokens start:stop, a chunk at a time; MLX computes of them what is used."""
         reached = np.flatnonzero((sequences.starts[1:] > start) & (sequences.starts[:-1] < stop))
         positions = token_index(sequences.starts, reached)
-        head, temperature = self.policy.head(), sequences.temperature or 1.0
+        head, temperature = self.policy.head(), sequences.temperature
         for at, hidden, targets in self._chunks(sequences.select(reached)):
             at = positions[at]
             inside = np.flatnonzero((at >= start) & (at < stop))
@@ -139,41 +119,35 @@ class MlxBackend:
             for part in chunks(len(positions), self.settings.head_chunk_tokens):
                 yield positions[part], hidden[part], mx.array(batch.targets[part])
 
-    def reference(self, sequences: Sequences) -> Floats:
+    def _reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities of the policy as it was loaded: without adapters, or of the weights kept then."""
-        if self.loaded is None:
-            raise BackendError("the reference policy was not kept; create the backend with keep_reference")
+        assert self.loaded is not None
         current = self.model.parameters()
         self.model.update(self.loaded)
         try:
-            return self.score(sequences).logprobs
+            return self._score(sequences, None).logprobs
         finally:
             self.model.update(current)
 
-    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
-        """Forward and backward over all sequences; adds to the gradient. Returns the loss.
-
-        Where memory runs out, it starts over with half the micro-batch.
-        """
+    def _keep_gradient(self) -> Callable[[], None]:
         before = dict(self.optimizer.gradient)
 
-        def restart() -> None:
+        def restore() -> None:
             self.optimizer.gradient = dict(before)
-            if hasattr(surrogate, "restart"):
-                surrogate.restart()
 
-        return self._within_memory(lambda: self._attempt(sequences, surrogate), restart)
+        return restore
 
-    def _attempt(self, sequences: Sequences, surrogate: Surrogate) -> float:
+    def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
-        temperature = sequences.temperature or 1.0
+        temperature = sequences.temperature
         with checkpointed(layers):
-            return sum(self._accumulate(batch, surrogate, temperature) for batch in self._micro_batches(sequences))
+            return sum(self._backward(batch, objective, temperature) for batch in self._micro_batches(sequences))
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""
         norm = self.optimizer.step(learning_rate, scale)
-        self._publish()
+        self.version += 1
+        self._hand_over()
         mx.clear_cache()
         return norm
 
@@ -184,17 +158,14 @@ class MlxBackend:
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, bit for bit."""
         self.optimizer.load(folder)
-        self._publish()
+        self.version += 1
+        self._hand_over()
 
     def export(self, folder: Path) -> None:
         """Write a model folder, see ``export.export``; with adapters also ``adapter/`` in mlx-lm's format."""
         export(self.policy, folder, self.settings.dtype)
         if self.settings.lora:
             adapters.save(self.policy, self.settings.lora, folder / "adapter")
-
-    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The array itself: there is one process."""
-        return array
 
     def peak_memory(self) -> int:
         """Bytes: the most this process has used so far."""
@@ -208,31 +179,13 @@ class MlxBackend:
         self.limits.restore()
 
     def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
-        for batch in micro_batches(sequences, self.budget):
-            self.shape = batch.ids.shape
-            yield batch
+        return self.recovery.track(micro_batches(sequences, self.recovery.tokens))
 
-    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
-        """``attempt()``; where memory runs out, once more from ``restart`` on with half the micro-batch."""
-        while True:
-            try:
-                return attempt()
-            except RuntimeError as error:
-                if "allocate" not in str(error):  # MLX's allocators have no error of their own
-                    raise
-                rows, width = self.shape
-                if rows == 1:
-                    raise too_long(width) from error
-                self.budget = rows * width // 2
-            restart()
-            mx.clear_cache()
-
-    def _publish(self) -> None:
+    def _hand_over(self) -> None:
         """Give the model the master weights: adapters in float32, others in the type of the compute."""
         dtype = mx.float32 if self.settings.lora else self.dtype
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
         self.model.update(tree_unflatten(weights))
-        self.version += 1
         mx.eval(self.model.parameters())
 
     def _hidden(self, batch: PaddedBatch) -> mx.array:
@@ -243,7 +196,7 @@ class MlxBackend:
         hidden = self.policy.trunk(mx.array(ids))
         return hidden.reshape(rows * (width + wide), -1)[mx.array(np.flatnonzero(predicts))].astype(mx.float32)
 
-    def _accumulate(self, batch: PaddedBatch, surrogate: Surrogate, temperature: float) -> float:
+    def _backward(self, batch: PaddedBatch, objective: Objective, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
 
         MLX differentiates the trunk alone, as the sum of its hidden states weighted by what the head
@@ -259,7 +212,7 @@ class MlxBackend:
         def at_head(hidden: mx.array) -> mx.array:
             nonlocal loss
             known = mx.array(np.array(hidden)).astype(self.dtype)
-            loss, dlogp = surrogate(logprobs(head, known, targets, temperature, size), batch.rows)
+            loss, dlogp = objective(logprobs(head, known, targets, temperature, size), batch.rows)
             slope = mx.array(dlogp.astype(np.float32))
             whole = head.name in self.optimizer.weights
             dhidden, dweight = pullback(head, known, targets, slope, temperature, size, weight=whole)
@@ -269,14 +222,18 @@ class MlxBackend:
 
         ahead = at_head(self._hidden(batch)) if self.settings.gradient_checkpointing else None
 
-        def objective(parameters: dict[str, Any]) -> mx.array:
+        def weighted_states(parameters: dict[str, Any]) -> mx.array:
             self.model.update(parameters)
             hidden = self._hidden(batch)
             return mx.sum(hidden * (at_head(hidden) if ahead is None else ahead))
 
         try:
-            self.optimizer.add(dict(tree_flatten(mx.grad(objective)(trained))))
+            self.optimizer.add(dict(tree_flatten(mx.grad(weighted_states)(trained))))
         finally:
             self.model.update(trained)
         self.optimizer.add(gradient)
         return float(loss)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return "allocate" in str(error)  # MLX's allocators have no error of their own

@@ -38,6 +38,11 @@ class Policy:
         """Whether any layer holds packed weights."""
         return any(hasattr(module, "bits") for _, module in self.model.named_modules())
 
+    @property
+    def vocabulary(self) -> int:
+        """Ids the model can read and write."""
+        return min(len(self.head().weight), len(self.text.model.embed_tokens.weight))
+
     def head(self) -> Head:
         """The LM head with the weights of this moment."""
         if "lm_head" in self.text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
-from backends.interface import Completions, Floats, Ids, OnFinished, Sampling
+from backends.interface import Completions, Floats, OnFinished, RolloutRequest, starts_of
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
 REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
@@ -29,9 +29,11 @@ class Rollout:
     in one ``next()`` are returned by the following one.
     """
 
-    def __init__(self, model: nn.Module, sampling: Sampling, batch: int) -> None:
+    def __init__(self, model: nn.Module, request: RolloutRequest, batch: int, version: int) -> None:
         self.model = model
-        self.sampling = sampling
+        self.request = request
+        self.sampling = sampling = request.sampling
+        self.version = version  # of the model's weights
         self.batch = batch
         self.generator = BatchGenerator(
             self._logits,
@@ -50,12 +52,13 @@ class Rollout:
         self.logprobs: dict[int, list[float]] = {}
         self.truncated: dict[int, bool] = {}
 
-    def run(self, prompts: Sequence[Ids], on_finished: OnFinished | None) -> Completions:
+    def run(self, on_finished: OnFinished | None) -> Completions:
         """Draw every response, prompts in order, a new one whenever there is room."""
-        waiting = self._prefilled(prompts)
-        rows = len(prompts) * self.sampling.samples
+        waiting = self._prefilled()
+        rows = len(self.request)
         try:
             while len(self.truncated) < rows:
+                self.request.interrupt()
                 self._admit(waiting)
                 for row in self._advance():
                     if on_finished:
@@ -69,6 +72,7 @@ class Rollout:
         free = self.batch - len(self.active) - len(self.entering)
         if self.active and free < max(1, self.batch // REFILL):
             return
+        seeds = self.request.global_rows
         with mx.stream(self.generator.stream):
             for _, (last, cache) in zip(range(free), waiting, strict=False):
                 # Inserted in the order of rows, so the generator's id of a response is its row.
@@ -76,11 +80,13 @@ class Rollout:
                 self.entering.append(row)
                 self.tokens[row], self.logprobs[row] = [], []
                 # One more than there are tokens: what follows the last is drawn before it is known to be the last.
-                self.noise[row] = uniforms(self.sampling.seed, row, self.sampling.max_tokens + 1).astype(np.float32)
+                noise = uniforms(self.sampling.seed, int(seeds[row]), self.sampling.max_tokens + 1)
+                self.noise[row] = noise.astype(np.float32)
 
-    def _prefilled(self, prompts: Sequence[Ids]) -> Iterator[tuple[int, Any]]:
+    def _prefilled(self) -> Iterator[tuple[int, Any]]:
         """Last id of the prompt and the cache of what precedes it, once a response; the samples of a
         prompt share one cache, which the generator copies from when they enter."""
+        prompts = self.request.prompts
         for first in range(0, len(prompts), PREFILL):
             wave = [prompt.tolist() for prompt in prompts[first : first + PREFILL]]
             caches = [make_prompt_cache(self.model) for _ in wave]
@@ -141,9 +147,10 @@ class Rollout:
         lengths = [len(self.tokens[row]) for row in range(rows)]
         return Completions(
             tokens=np.array([token for row in range(rows) for token in self.tokens[row]], dtype=np.int64),
-            starts=np.cumsum([0, *lengths], dtype=np.int64),
+            starts=starts_of(lengths),
             logprobs=np.array([value for row in range(rows) for value in self.logprobs[row]], dtype=np.float32),
             truncated=np.array([self.truncated[row] for row in range(rows)], dtype=bool),
+            version=self.version,
         )
 
 

@@ -5,87 +5,101 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from backends.batching import PackedBatch, packed_batches
-from backends.errors import outdated_features, too_long
+from backends.collective import SOLO
+from backends.engine import LocalEngine
 from backends.interface import (
-    Backend,
     BackendError,
     BackendSettings,
+    Collective,
     Completions,
+    Engine,
     Floats,
     Ids,
+    Objective,
     OnFinished,
     Proxy,
-    Sampling,
+    RolloutRequest,
     Scores,
     Sequences,
-    Surrogate,
     token_index,
 )
 from backends.process import peak_resident
+from backends.torch.collective import TorchCollective
 from backends.torch.export import export
-from backends.torch.features import Rows, TorchFeatures
-from backends.torch.head import Head
+from backends.torch.features import TorchFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
 from backends.torch.rollout import Rollout
+from backends.torch.sharding import FILLER, Parallel
 
-Result = TypeVar("Result")
-
-_GRADIENT = Proxy("hidden_exact")  # d logp / dh, up to the temperature
+_HIDDEN_GRADIENT = Proxy("hidden_exact")  # d logp / dh, up to the temperature
 
 
-def create(settings: BackendSettings, name: str) -> Backend:
+def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
     """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with a line a person can act on."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendError(
             f"backend 'cuda' finds no usable NVIDIA GPU (torch {torch.__version__}); choose --backend cpu, "
             "or install a CUDA build of torch and check nvidia-smi"
         )
-    return TorchBackend(settings, name)
+    return TorchEngine(settings, name, collective)
 
 
-class TorchBackend:
-    """One model on one device. Every public method is that of :class:`backends.interface.Backend`."""
+def join(name: str) -> Collective:
+    """The ranks that this process was started with."""
+    return TorchCollective(name)
 
-    def __init__(self, settings: BackendSettings, name: str) -> None:
-        self.name = name
-        self._settings = settings
+
+class TorchEngine(LocalEngine):
+    """One model on one device. Every public method is that of :class:`backends.interface.Engine`."""
+
+    def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
+        super().__init__(settings, name, out_of_memory, self._free_cache)
         self._device = torch.device(name)
+        self._collective = collective
+        self._parallel = Parallel(collective, settings.sharding, self._device)
+        self.recovery.alone = not self._parallel.sharded
+        if self._parallel.sharded and settings.optimizer.moments == "int8":
+            raise BackendError(
+                'update.moments = "int8": its blocks would depend on the number of processes where parallel.sharding '
+                f'= "{settings.sharding}" splits them; set parallel.sharding = "none", or update.moments = "float32"'
+            )
         self._policy = load_policy(settings, self._device)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.lora else None
-        weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
-        self._optimizer = Optimizer(weights, settings.optimizer)
-        self._budget = settings.micro_batch_tokens  # shrinks where memory does not suffice
-        self._room = sys.maxsize  # tokens in the cache of a rollout, at most; shrinks likewise
-        self._size = 1, 0  # responses and tokens of the present micro-batch
-        self._version = 0  # of the weights: how often they were updated or loaded
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
+        self.vocabulary = self._policy.vocabulary
+        for policy in (self._policy, self._frozen):
+            if policy is not None:
+                self._parallel.split(policy)
+        weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
+        self._optimizer = Optimizer(weights, settings.optimizer, self._parallel)
+        self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
         self.trainable = sum(weight.numel() for weight in weights.values())
 
     # ------------------------------------------------------------------------------- generating
 
-    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished | None = None) -> Completions:
-        self._check(prompts, prompts)
+    def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
+        with self._parallel.gathered():
+            return self._draw(request, on_finished)
+
+    def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         rollout = Rollout(
             self._policy,
-            prompts,
-            sampling,
+            request,
             on_finished,
-            slots=self._settings.rollout_batch,
-            room=self._room,
-            prefill_tokens=self._budget,
-            head_chunk=self._settings.head_chunk_tokens,
+            slots=self.settings.rollout_batch,
+            cache_token_limit=self._cache_token_limit,
+            prefill_tokens=self.recovery.tokens,
+            head_chunk=self.settings.head_chunk_tokens,
+            version=self.version,
         )
         try:
             return rollout.run()
@@ -93,45 +107,38 @@ class TorchBackend:
             if not out_of_memory(error):
                 raise
             raise BackendError(
-                f"out of memory on a single response, after {self._settings.rollout_batch} at a time were too many; "
+                f"out of memory on a single response, after {self.settings.rollout_batch} at a time were too many; "
                 "lower max_tokens or choose a smaller model"
             ) from error
         finally:
-            self._room = rollout.room
+            self._cache_token_limit = rollout.cache_token_limit
             self._free_cache()
 
     # ---------------------------------------------------------------------------------- scoring
 
-    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
-        return self._score(self._policy, sequences, proxy)
+    def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores:
+        return self._score_under(self._policy, sequences, proxy)
 
-    def reference(self, sequences: Sequences) -> Floats:
-        if not self._settings.keep_reference:
-            raise BackendError("this run holds no reference policy; load the model with keep_reference = true")
+    def _reference(self, sequences: Sequences) -> Floats:
         source: AbstractContextManager[Policy]
         source = self._policy.without_adapters() if self._frozen is None else nullcontext(self._frozen)
         with source as policy:
-            return self._score(policy, sequences, None).logprobs
+            return self._score_under(policy, sequences, None).logprobs
 
-    def _score(self, policy: Policy, sequences: Sequences, proxy: Proxy | None) -> Scores:
-        self._check(sequences.prompts, [sequences.tokens])
-        features = self._allocate(sequences, proxy) if proxy else None
-
-        @torch.no_grad()
-        def attempt() -> Scores:
-            logprobs = np.empty(len(sequences.tokens), dtype=np.float32)
-            scores = Scores(logprobs, np.empty_like(logprobs), features)
-            head = policy.head(self._settings.head_chunk_tokens)
-            for batch in self._micro_batches(sequences):
-                self._score_batch(policy, head, batch, sequences, proxy, scores)
-            return scores
-
-        return self._within_memory(attempt)
+    @torch.no_grad()
+    def _score_under(self, policy: Policy, sequences: Sequences, proxy: Proxy | None) -> Scores:
+        logprobs = np.empty(len(sequences.tokens), dtype=np.float32)
+        scores = Scores(logprobs, np.empty_like(logprobs), self._allocate(sequences, proxy) if proxy else None)
+        for batch in self._rounds(sequences):
+            if batch is None:
+                self._hidden(policy, FILLER)
+            else:
+                self._score_batch(policy, batch, sequences, proxy, scores)
+        return scores
 
     def _score_batch(
         self,
         policy: Policy,
-        head: Head,
         batch: PackedBatch,
         sequences: Sequences,
         proxy: Proxy | None,
@@ -141,18 +148,19 @@ class TorchBackend:
         at = token_index(sequences.starts, batch.rows)
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
-        found = head.statistics(hidden, targets, sequences.temperature or 1.0, entropies=True, proxy=proxy)
+        head = policy.head(self.settings.head_chunk_tokens)
+        found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy)
         assert found.entropies is not None
         scores.logprobs[at] = found.logprobs.cpu().numpy()
         scores.entropies[at] = found.entropies.cpu().numpy()
         if isinstance(scores.features, TorchFeatures):
-            if found.directions is None:
+            if found.hidden_gradients is None:
                 scores.features.put(at, hidden, scale=-torch.expm1(found.logprobs))
             else:
-                scores.features.put(at, found.directions)
+                scores.features.put(at, found.hidden_gradients)
 
     def _allocate(self, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
-        policy, settings = self._policy, self._settings
+        policy, settings = self._policy, self.settings
         try:
             return TorchFeatures.allocate(
                 len(sequences.tokens),
@@ -160,7 +168,8 @@ class TorchBackend:
                 policy.dtype,
                 self._device,
                 (settings.feature_bytes, settings.feature_host_bytes),
-                partial(self._recompute, sequences, proxy, self._version),
+                self.recompute(sequences, proxy),
+                self._parallel.anywhere,
             )
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -171,78 +180,85 @@ class TorchBackend:
                 "where the device is full, the second where the host is"
             ) from error
 
-    def _recompute(
-        self, sequences: Sequences, proxy: Proxy, version: int, start: int, stop: int, reduce: Callable[[Rows], Tensor]
-    ) -> Tensor:
-        """``reduce`` of the rows of the tokens start:stop, scored under weights that must still be the present ones."""
-        if version != self._version:
-            raise outdated_features()
-
-        @torch.no_grad()
-        def attempt() -> Tensor:
-            return reduce(self._rows(sequences, proxy, start, stop))
-
-        return self._within_memory(attempt)
-
+    @torch.no_grad()
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Tensor]]:
         """Flat positions and unscaled features of the tokens start:stop, a micro-batch at a time."""
         reached = np.flatnonzero((sequences.starts[1:] > start) & (sequences.starts[:-1] < stop))
-        head = None if proxy.kind == "output_row" else self._policy.head(self._settings.head_chunk_tokens)
-        for batch in self._micro_batches(sequences.select(reached)):
+        for batch in self._rounds(sequences.select(reached)):
+            if batch is None:
+                self._hidden(self._policy, FILLER)
+                continue
             at = token_index(sequences.starts, reached[batch.rows])
             inside = np.flatnonzero((at >= start) & (at < stop))
             hidden, predicts, targets = self._hidden(self._policy, batch)
             chosen = torch.from_numpy(inside).to(self._device)
             rows = hidden[predicts[chosen]]
-            if head is not None:
-                temperature = sequences.temperature or 1.0
+            if proxy.kind != "output_row":
+                head, temperature = self._policy.head(self.settings.head_chunk_tokens), sequences.temperature
                 found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy)
-                assert found.directions is not None
-                rows = found.directions
+                assert found.hidden_gradients is not None
+                rows = found.hidden_gradients
             yield at[inside], rows
 
     # --------------------------------------------------------------------------------- training
 
-    def accumulate(self, sequences: Sequences, surrogate: Surrogate) -> float:
-        self._check(sequences.prompts, [sequences.tokens])
+    def _keep_gradient(self) -> Callable[[], None]:
         weights = self._optimizer.weights.values()
         before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
 
-        def attempt() -> float:
-            head = self._policy.head(self._settings.head_chunk_tokens)
-            temperature = sequences.temperature or 1.0
-            return sum(self._backward(head, batch, temperature, surrogate) for batch in self._micro_batches(sequences))
-
-        def restart() -> None:
+        def restore() -> None:
             for weight, gradient in zip(weights, before, strict=True):
                 weight.grad = None if gradient is None else gradient.clone()
-            if hasattr(surrogate, "restart"):
-                surrogate.restart()
 
-        return self._within_memory(attempt, restart)
+        return restore
 
-    def _backward(self, head: Head, batch: PackedBatch, temperature: float, surrogate: Surrogate) -> float:
+    def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
+        loss = 0.0
+        for batch in self._rounds(sequences):
+            if batch is None:
+                self._backward_nothing()
+            else:
+                loss += self._backward(batch, sequences.temperature, objective)
+        return loss
+
+    def _backward(self, batch: PackedBatch, temperature: float, objective: Objective) -> float:
         """The loss of one micro-batch; its gradient is added to that of the weights."""
         with self._policy.checkpointing():
             hidden, predicts, targets = self._hidden(self._policy, batch)
             fixed = hidden.detach()[predicts]
-            found = head.statistics(fixed, targets, temperature, entropies=False, proxy=_GRADIENT)
-            loss, slopes = surrogate(found.logprobs.cpu().numpy(), batch.rows)
-            if not np.any(slopes):
+            head = self._policy.head(self.settings.head_chunk_tokens)
+            found = head.statistics(fixed, targets, temperature, entropies=False, proxy=_HIDDEN_GRADIENT)
+            loss, slopes = objective(found.logprobs.cpu().numpy(), batch.rows)
+            if not np.any(slopes) and not self._parallel.sharded:  # where it is, others wait for this backward
                 return loss
             slope = torch.from_numpy(np.asarray(slopes, dtype=np.float32)).to(self._device)
-            matrix = self._policy.head_weight
-            if matrix.requires_grad:
-                if matrix.grad is None:
-                    matrix.grad = torch.zeros_like(matrix)
-                head.add_weight_gradient(matrix.grad, fixed, targets, found.logsumexp, slope, temperature)
-            assert found.directions is not None
-            gradient = _add_at(hidden.shape, predicts, found.directions.mul_((slope / temperature)[:, None]))
+            matrix = self._head_with_gradient()
+            if matrix is not None:
+                head.add_weight_gradient(matrix, fixed, targets, found.logsumexp, slope, temperature)
+            assert found.hidden_gradients is not None
+            gradient = _add_at(hidden.shape, predicts, found.hidden_gradients.mul_((slope / temperature)[:, None]))
             hidden.backward(gradient.to(hidden.dtype))
         return loss
 
+    def _backward_nothing(self) -> None:
+        """Keep step with ranks that have a micro-batch more: a backward of nothing."""
+        with self._policy.checkpointing():
+            hidden, _, _ = self._hidden(self._policy, FILLER)
+            self._head_with_gradient()
+            hidden.backward(torch.zeros_like(hidden))
+
+    def _head_with_gradient(self) -> Tensor | None:
+        """The gradient of the output matrix, zero at first; None where it is frozen. To be had after a forward."""
+        matrix = self._policy.head_weight
+        if not matrix.requires_grad:
+            return None
+        if matrix.grad is None:
+            matrix.grad = torch.zeros_like(matrix)
+        return matrix.grad
+
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
-        self._version += 1
+        self.version += 1
+        self._parallel.scatter()
         try:
             return self._optimizer.step(learning_rate, scale)
         except (RuntimeError, MemoryError) as error:
@@ -261,14 +277,15 @@ class TorchBackend:
         self._optimizer.save(folder)
 
     def load(self, folder: Path) -> None:
-        self._version += 1
+        self.version += 1
+        self._parallel.scatter()
         self._optimizer.load(folder)
 
     def export(self, folder: Path) -> None:
-        export(self._policy, folder)
-
-    def all_sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        return array
+        with self._parallel.gathered():
+            if self._collective.rank == 0:
+                export(self._policy, folder)
+        self._collective.barrier()
 
     def peak_memory(self) -> int:
         if self._device.type == "cuda":
@@ -289,39 +306,9 @@ class TorchBackend:
         predicts, targets = (torch.from_numpy(array).to(self._device) for array in (batch.predicts, batch.targets))
         return hidden, predicts, targets
 
-    def _micro_batches(self, sequences: Sequences) -> Iterator[PackedBatch]:
-        for batch in packed_batches(sequences, self._budget):
-            self._size = len(batch.rows), len(batch.ids)
-            yield batch
-
-    def _within_memory(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
-        """``attempt()``; where memory runs out, once more from ``restart`` on with half the micro-batch."""
-        while True:
-            try:
-                return attempt()
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-                responses, tokens = self._size
-                if responses == 1:
-                    raise too_long(tokens + 1) from error  # the last token is not in the row
-                self._budget = tokens // 2
-            finally:
-                self._free_cache()
-            restart()  # here, not above: an exception being handled keeps the failed attempt's tensors alive
-
-    def _check(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> None:
-        """Raise ValueError for an empty prompt or an id the model does not have."""
-        for row, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise ValueError(f"prompt {row} is empty; a prompt has at least one token")
-        size = self._policy.vocabulary
-        for array in (*{id(prompt): prompt for prompt in prompts}.values(), *ids):
-            if len(array) and not (array.min() >= 0 and array.max() < size):
-                raise ValueError(
-                    f"token id {int(array.max() if array.max() >= size else array.min())} is not in the model's "
-                    f"vocabulary of {size}; the tokenizer does not belong to this model"
-                )
+    def _rounds(self, sequences: Sequences) -> Iterator[PackedBatch | None]:
+        """The micro-batches of the sequences; None where other ranks still have some, and all must keep step."""
+        return self.recovery.track(self._parallel.rounds(packed_batches(sequences, self.recovery.tokens)))
 
     def _free_cache(self) -> None:
         if self._device.type == "cuda":

@@ -32,11 +32,14 @@ class TorchFeatures:
     measured to be off by 4e-5 after a few thousand tokens.
     """
 
-    def __init__(self, stores: Sequence[Tensor], scale: Tensor, recompute: Recompute, first: int = 0) -> None:
+    def __init__(
+        self, stores: Sequence[Tensor], scale: Tensor, recompute: Recompute, first: int = 0, *, together: bool = False
+    ) -> None:
         self._stores = stores  # [C, H] on the device, then pieces [K_i, H] on the host; C + Σ K_i ≤ N
         self._scale = scale  # [N] float32, on the device
         self._recompute = recompute
         self._first = first  # what ``recompute`` calls the first token here
+        self._together = together  # some rank has rows to compute again, which all ranks do at the same time
 
     @classmethod
     def allocate(
@@ -47,8 +50,12 @@ class TorchFeatures:
         device: torch.device,
         budgets: tuple[int, int],
         recompute: Recompute,
+        anywhere: Callable[[bool], bool] = lambda here: False,
     ) -> TorchFeatures:
-        """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go."""
+        """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go.
+
+        ``anywhere`` tells whether rows are left over on some rank that computes in step with this one.
+        """
         row = size * dtype.itemsize
         cut = min(count, budgets[0] // row)
         rest = min(count - cut, budgets[1] // row)
@@ -57,7 +64,8 @@ class TorchFeatures:
         for start in range(0, rest, piece):
             rows = min(piece, rest - start)
             stores.append(torch.empty(rows, size, dtype=dtype, pin_memory=device.type == "cuda"))
-        return cls(stores, torch.ones(count, device=device), recompute)
+        together = anywhere(cut + rest < count)
+        return cls(stores, torch.ones(count, device=device), recompute, together=together)
 
     def put(self, positions: Ids, rows: Tensor, scale: Tensor | None = None) -> None:
         """Store rows [n, H] of the tokens at flat ``positions``, to be multiplied by ``scale`` [n]."""
@@ -98,7 +106,8 @@ class TorchFeatures:
             if start < first + len(piece) and first < stop:
                 stores.append(piece[max(0, start - first) : stop - first])
             first += len(piece)
-        return TorchFeatures(stores, self._scale[start:stop], self._recompute, self._first + start)
+        recompute, first = self._recompute, self._first + start
+        return TorchFeatures(stores, self._scale[start:stop], recompute, first, together=self._together)
 
     def close(self) -> None:
         """Free the memory."""
@@ -129,7 +138,7 @@ class TorchFeatures:
 
         result = total(self._kept())
         kept, count = sum(map(len, self._stores)), len(self._scale)
-        if kept < count:
+        if kept < count or self._together:
             result += self._recompute(self._first + kept, self._first + count, lambda rows: total(self._split(rows)))
         return result.cpu().numpy()
 

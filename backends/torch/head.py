@@ -24,7 +24,7 @@ class TokenStatistics:
     logprobs: Tensor  # [n]
     logsumexp: Tensor  # [n] of the logits divided by the temperature
     entropies: Tensor | None  # [n] nats
-    directions: Tensor | None  # [n, H] W_y − Σ_j q_j·W_j: q is p (hidden_exact) or p on its top k (hidden_topk)
+    hidden_gradients: Tensor | None  # [n, H] W_y − Σ_j q_j·W_j: q is p (hidden_exact) or p on its top k (hidden_topk)
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Head:
     def statistics(
         self, hidden: Tensor, targets: Tensor, temperature: float, *, entropies: bool, proxy: Proxy | None = None
     ) -> TokenStatistics:
-        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; directions with a hidden_* proxy."""
+        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients with a hidden_* proxy."""
         count, size = hidden.shape
         new = hidden.new_empty
         result = TokenStatistics(
             logprobs=new(count, dtype=torch.float32),
             logsumexp=new(count, dtype=torch.float32),
             entropies=new(count, dtype=torch.float32) if entropies else None,
-            directions=new(count, size, dtype=torch.float32) if proxy and proxy.kind != "output_row" else None,
+            hidden_gradients=new(count, size, dtype=torch.float32) if proxy and proxy.kind != "output_row" else None,
         )
         buffers = self._buffers(count, 2 if entropies else 1)
         for part in self._chunks(count):
@@ -74,7 +74,7 @@ class Head:
         chosen = logits.gather(1, targets[:, None])[:, 0]
         if proxy and proxy.kind == "hidden_topk":
             values, ids = logits.topk(min(proxy.k, logits.shape[1]))
-            result.directions[part] = self._truncated_direction(targets, values.softmax(1), ids)  # type: ignore[index]
+            result.hidden_gradients[part] = self._truncated_gradient(targets, values.softmax(1), ids)  # type: ignore[index]
         if result.entropies is None:
             exponentials = logits.exp_()
             total = exponentials.sum(1)
@@ -86,14 +86,14 @@ class Head:
         result.logsumexp[part] = peak[:, 0] + total.log()
         if proxy and proxy.kind == "hidden_exact":
             mean_row = _product(exponentials.to(self.weight.dtype), self.weight).div_(total[:, None])
-            result.directions[part] = self.weight[targets] - mean_row  # type: ignore[index]
+            result.hidden_gradients[part] = self.weight[targets] - mean_row  # type: ignore[index]
 
-    def _truncated_direction(self, targets: Tensor, probabilities: Tensor, ids: Tensor) -> Tensor:
+    def _truncated_gradient(self, targets: Tensor, probabilities: Tensor, ids: Tensor) -> Tensor:
         """W_y − Σ over k of q_j·W_j for q and ids [c, k]; one j at a time, so that [c, k, H] never exists."""
-        direction = self.weight[targets].float()
+        gradient = self.weight[targets].float()
         for j in range(ids.shape[1]):
-            direction.addcmul_(probabilities[:, j, None], self.weight[ids[:, j]].float(), value=-1)
-        return direction
+            gradient.addcmul_(probabilities[:, j, None], self.weight[ids[:, j]].float(), value=-1)
+        return gradient
 
     @torch.no_grad()
     def add_weight_gradient(

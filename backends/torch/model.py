@@ -83,7 +83,8 @@ class Policy:
 
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
         """Post-norm hidden states [B, T, H] of ids [B, T]."""
-        return self.causal.base_model(input_ids=ids, **inputs).last_hidden_state
+        trunk = getattr(self.causal, "trunk", self.causal.base_model)  # the former where weights are split over ranks
+        return trunk(input_ids=ids, **inputs).last_hidden_state
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: Layout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""

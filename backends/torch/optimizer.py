@@ -8,28 +8,30 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from backends.interface import BackendError, OptimizerSettings
 from backends.torch import state_file
-from backends.torch.moments import Moments, Piece
-from backends.torch.state_file import Entry
+from backends.torch.moments import MOMENTS, Moments, Piece
+from backends.torch.sharding import Parallel, local
+from backends.torch.state_file import Entry, StoredState
 
 
 class Optimizer:
-    """AdamW with a global norm clip. ``weights`` are the trained ones by name."""
+    """AdamW with a global norm clip. ``weights`` are the trained ones by name, whole or this rank's rows of them."""
 
-    def __init__(self, weights: dict[str, nn.Parameter], settings: OptimizerSettings) -> None:
+    def __init__(self, weights: dict[str, nn.Parameter], settings: OptimizerSettings, parallel: Parallel) -> None:
         self.weights = weights
         self._settings = settings
+        self._parallel = parallel
         self._steps = 0
 
     @cached_property
     def moments(self) -> Moments:
         """Made when they are first needed: who only draws or scores has no use for their memory."""
-        return Moments(self.weights, self._settings)
+        return Moments({name: local(weight) for name, weight in self.weights.items()}, self._settings)
 
     def step(self, learning_rate: float, scale: float) -> float:
         """One update from ``scale`` times the gradient; returns that gradient's norm, before clipping.
@@ -39,8 +41,9 @@ class Optimizer:
         for weight in self.weights.values():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        gradients = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
-        norm = abs(scale) * float(nn.utils.get_total_norm(list(gradients.values())))
+        gradients = {name: local(weight.grad) for name, weight in self.weights.items() if weight.grad is not None}
+        self._parallel.sum_gradients(gradients.values())
+        norm = abs(scale) * self._parallel.norm(gradients.values())
         if math.isfinite(norm):
             factor = scale * self._settings.clipping(norm)
             if factor != 1:
@@ -54,11 +57,12 @@ class Optimizer:
     @torch.no_grad()
     def _update(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         settings = self._settings
+        weights = {name: local(weight).view(-1) for name, weight in self.weights.items()}
 
         def apply(pieces: list[Piece], moments: Tensor) -> None:
             steps = torch.full((len(pieces),), float(self._steps), device=moments.device)
             adamw(
-                [self.weights[piece.name].view(-1)[piece.start : piece.stop] for piece in pieces],
+                [weights[piece.name][piece.start : piece.stop] for piece in pieces],
                 [gradients[piece.name].reshape(-1)[piece.start : piece.stop] for piece in pieces],
                 [moments[0, piece.inside] for piece in pieces],
                 [moments[1, piece.inside] for piece in pieces],
@@ -78,25 +82,29 @@ class Optimizer:
         self._steps += 1
 
     def save(self, folder: Path) -> None:
-        """Write weights and moments as two safetensors files."""
-        state_file.write(folder / "weights.safetensors", self._weight_entries())
+        """Write weights and moments as two safetensors files; where ranks hold the same, the first one does."""
+        ranks = self._parallel.collective
+        if ranks.rank and not self._parallel.sharded:
+            return
+        place = (ranks.rank, ranks.size) if self._parallel.sharded else (0, 1)
         step = torch.tensor(float(self._steps))
-        state_file.write(folder / "moments.safetensors", {**self._moment_entries(step), "step": state_file.whole(step)})
+        state_file.write(state_file.file_of(folder, "weights", *place), self._weight_entries())
+        moments = {**self._moment_entries(step), "step": state_file.whole(step)}
+        state_file.write(state_file.file_of(folder, "moments", *place), moments)
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote, tensor by tensor; nothing changes if the files do not fit."""
-        weights, moments = folder / "weights.safetensors", folder / "moments.safetensors"
+        """Restore what any number of ranks saved, tensor by tensor; nothing changes if the files do not fit."""
         try:
-            with safe_open(weights, "pt") as values, safe_open(moments, "pt") as state:
-                state_file.check(weights, values, self._weight_entries())
-                step = state.get_tensor("step")
+            with state_file.stored(folder, "weights") as values, state_file.stored(folder, "moments") as state:
+                values.check(self._weight_entries())
+                step = state.scalar("step") if "step" in state.shapes else torch.tensor(0.0)
                 entries = self._moment_entries(step)
-                self._check_type(moments, state, entries)
-                state_file.check(moments, state, {**entries, "step": state_file.whole(step)})
-                state_file.read(values, self._weight_entries())
+                self._check_type(state, entries)
+                state.check({**entries, "step": state_file.whole(step)})
+                values.read(self._weight_entries())
                 if step == 0:
                     self.__dict__.pop("moments", None)  # those of steps that are undone
-                state_file.read(state, entries)
+                state.read(entries)
                 self._steps = int(step)
         except (SafetensorError, OSError) as error:
             raise BackendError(
@@ -106,18 +114,34 @@ class Optimizer:
             weight.grad = None
 
     def _weight_entries(self) -> dict[str, Entry]:
-        return {name: Entry(tuple(w.shape), [w.detach().view(-1)]) for name, w in self.weights.items()}
+        return {
+            name: Entry(tuple(weight.shape), [local(weight.detach()).view(-1)], self._parallel.first_row(weight))
+            for name, weight in self.weights.items()
+        }
 
     def _moment_entries(self, step: Tensor) -> dict[str, Entry]:
         """Before the first step there are none."""
-        return self.moments.entries() if step > 0 else {}
+        if step == 0:
+            return {}
+        found = self.moments.entries()
+        if not self._parallel.sharded:
+            return found
+        return {  # of float32 moments: other parts than rows cannot be split
+            f"{moment}.{name}": Entry(
+                tuple(weight.shape),
+                found[f"{moment}.{name}"].parts if f"{moment}.{name}" in found else [],
+                self._parallel.first_row(weight),
+            )
+            for name, weight in self.weights.items()
+            for moment in MOMENTS
+        }
 
-    def _check_type(self, file: Path, stored: safe_open, entries: Mapping[str, Entry]) -> None:
+    def _check_type(self, stored: StoredState, entries: Mapping[str, Entry]) -> None:
         """Refuse moments of another type than this run's, which are the right ones of the right model."""
-        there, here = (any(name.endswith(".codes") for name in names) for names in (stored.keys(), entries))
+        there, here = (any(name.endswith(".codes") for name in names) for names in (stored.shapes, entries))
         if there != here:
             names = {True: "int8", False: "float32"}
             raise BackendError(
-                f'{file} holds moments in {names[there]}, but update.moments is "{names[here]}"; '
+                f'{stored.label} holds moments in {names[there]}, but update.moments is "{names[here]}"; '
                 f'resume with update.moments = "{names[there]}"'
             )

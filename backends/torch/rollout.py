@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from backends.batching import pack, uniforms
-from backends.interface import Bools, Completions, Floats, Ids, OnFinished, Sampling, Sequences
+from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy
@@ -28,25 +27,28 @@ class Rollout:
     def __init__(
         self,
         policy: Policy,
-        prompts: Sequence[Ids],
-        sampling: Sampling,
+        request: RolloutRequest,
         on_finished: OnFinished | None,
         *,
         slots: int,
-        room: int,
+        cache_token_limit: int,
         prefill_tokens: int,
         head_chunk: int,
+        version: int,
     ) -> None:
         self._policy = policy
         self._head = policy.head(head_chunk)
-        self._prompts = prompts
-        self._sampling = sampling
+        self._prompts = prompts = request.prompts
+        self._sampling = sampling = request.sampling
+        self._seeds = request.global_rows  # [R] rows in the whole batch, which noise is a function of
+        self._interrupt = request.interrupt
+        self._version = version
         self._on_finished = on_finished
         self._prefill_tokens = prefill_tokens
         self._every = CHECK_EVERY[policy.device.type]
 
-        count = len(prompts) * sampling.samples
-        self.room = room  # tokens that the cache may come to hold; shrinks where memory does not suffice
+        count = len(request)
+        self.cache_token_limit = cache_token_limit  # shrinks where memory does not suffice
         self._slots = slots
         self._longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens + self._every
         self._waiting = list(range(count))  # responses, admitted in order
@@ -63,7 +65,7 @@ class Rollout:
     def _vacate(self) -> None:
         """Every response under way waits again, and the slots are empty."""
         self._waiting = [*sorted(self._row.tolist()), *self._waiting]
-        slots = min(self._slots, len(self._waiting), max(1, self.room // self._longest))
+        slots = min(self._slots, len(self._waiting), max(1, self.cache_token_limit // self._longest))
         self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
         self._cache = SlotCache(slots, self._longest, self._policy.dtype, self._policy.windows)
         self._row = np.empty(0, dtype=np.int64)
@@ -81,14 +83,15 @@ class Rollout:
         """
         with self._policy.compute():
             while self._waiting or len(self._row):
+                self._interrupt()
                 self._advance_within_memory()
                 finished, self._finished = self._finished, []
                 if self._on_finished:
                     for row in finished:
                         self._on_finished(row, self._tokens[row, : self._drawn[row]].copy())
-        starts = np.concatenate([[0], np.cumsum(self._drawn)]).astype(np.int64)
         kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
-        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated)
+        starts = starts_of(self._drawn)
+        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated, self._version)
 
     def _advance_within_memory(self) -> None:
         try:
@@ -98,7 +101,7 @@ class Rollout:
             if not out_of_memory(error) or self._cache.slots == 1:
                 raise
         # Not above: an exception being handled keeps the tensors of what failed alive.
-        self.room = self._cache.slots * self._longest // 2
+        self.cache_token_limit = self._cache.slots * self._longest // 2
         self._drawn[self._row] = 0
         self._vacate()
 
@@ -129,10 +132,10 @@ class Rollout:
 
     def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The next token of each active response and its log-probability, [n]."""
-        temperature, top_p, chunk = self._sampling.temperature, self._sampling.top_p, self._head.chunk
+        temperature, top_p, chunk = self._sampling.softmax_temperature, self._sampling.top_p, self._head.chunk
         with torch.autocast(self._hidden.device.type, enabled=False):
             parts = [
-                draw(self._head.logits(hidden, temperature or 1.0), part, top_p, greedy=temperature == 0)
+                draw(self._head.logits(hidden, temperature), part, top_p, greedy=self._sampling.temperature == 0)
                 for hidden, part in zip(self._hidden.split(chunk), noise.split(chunk), strict=True)
             ]
         return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
@@ -198,7 +201,7 @@ class Rollout:
             self._cache.admit(self._prefixes[prompt], number)
         prefixes = [self._prefixes[prompt] for prompt in prompts]
         for slot, row in enumerate(rows, start=len(self._row)):
-            self._noise[slot] = uniforms(self._sampling.seed, row, self._noise.shape[1])
+            self._noise[slot] = uniforms(self._sampling.seed, int(self._seeds[row]), self._noise.shape[1])
         self._hidden = torch.cat([self._hidden, torch.stack([prefix.hidden for prefix in prefixes]).to(self._hidden)])
         self._row = np.concatenate([self._row, rows])
         self._length = np.concatenate([self._length, [prefix.length for prefix in prefixes]])

@@ -1,15 +1,21 @@
-"""Safetensors files that are written and read a tensor at a time.
+"""Safetensors files of a checkpoint, written and read a tensor at a time, by any number of ranks.
 
-``safetensors.torch.save_file`` copies everything that is on a GPU to the host before it writes the first
-byte: for the float32 weights and moments of 8 billion parameters 98 GB, at the first checkpoint of a run.
+Each rank writes what it holds: rows of every tensor, with the first row's number and the whole shape beside
+them. Any number of ranks reads them again, each the rows it needs. torch.distributed.checkpoint does the like,
+but its index is a pickle, which can run code when it is opened, and it takes moments that lie in buckets only
+as copies. ``safetensors.torch.save_file`` copies everything that is on a GPU to the host before it writes the
+first byte: for the float32 weights and moments of 8 billion parameters 98 GB, at the first checkpoint of a run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,14 +24,23 @@ from torch import Tensor
 from backends.interface import BackendError
 
 _TYPES = {torch.float32: "F32", torch.uint8: "U8"}
+_PLACES = "rows"  # in a file's metadata: for each tensor of which it holds some rows, the first one and the shape
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a file as flat parts in their order, which may be views of what is in use."""
+    """Rows of a tensor as flat parts in their order, which may be views of what is in use."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the whole tensor
     parts: list[Tensor]
+    first: int = 0  # the row that the parts begin with
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The shape of what the parts are together."""
+        width = math.prod(self.shape[1:])
+        rows = sum(part.numel() for part in self.parts) // width if width else self.shape[0]
+        return (rows, *self.shape[1:]) if self.shape else ()
 
 
 def whole(tensor: Tensor) -> Entry:
@@ -33,13 +48,21 @@ def whole(tensor: Tensor) -> Entry:
     return Entry(tuple(tensor.shape), [tensor.detach().reshape(-1)])
 
 
+def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
+    """The file of one rank, of those that hold a part; a single one has a plain name."""
+    return folder / (f"{stem}.safetensors" if ranks == 1 else f"{stem}-{rank + 1:05d}-of-{ranks:05d}.safetensors")
+
+
 def write(file: Path, entries: Mapping[str, Entry]) -> None:
     """Write ``entries`` by name, in safetensors' format: the length of a JSON header, the header, and the numbers."""
-    header, end = {}, 0
-    ordered = sorted(entries.items(), key=lambda item: -item[1].parts[0].itemsize)  # so that all are aligned
+    places = {name: [entry.first, *entry.shape] for name, entry in entries.items() if entry.held != entry.shape}
+    header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
+    end = 0
+    types = {name: entry.parts[0].dtype if entry.parts else torch.float32 for name, entry in entries.items()}
+    ordered = sorted(entries.items(), key=lambda item: -types[item[0]].itemsize)  # so that all are aligned
     for name, entry in ordered:
         start, end = end, end + sum(part.nbytes for part in entry.parts)
-        header[name] = {"dtype": _TYPES[entry.parts[0].dtype], "shape": entry.shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": _TYPES[types[name]], "shape": entry.held, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
@@ -49,25 +72,73 @@ def write(file: Path, entries: Mapping[str, Entry]) -> None:
                 stream.write(part.cpu().numpy().data)
 
 
-def check(file: Path, stored: safe_open, expected: Mapping[str, Entry]) -> None:
-    """Raise BackendError for a file whose names or shapes are not the expected ones."""
-    differing = set(stored.keys()) ^ set(expected)
-    differing |= {
-        name
-        for name, entry in expected.items()
-        if name not in differing and list(entry.shape) != stored.get_slice(name).get_shape()
-    }
-    if differing:
-        raise BackendError(
-            f"{file} belongs to another model or other adapters: {len(differing)} tensors differ, "
-            f"{min(differing)} among them; resume with the settings it was written with"
-        )
+@dataclass(frozen=True)
+class _Stored:
+    """Some rows of a tensor in one of the files."""
+
+    file: safe_open
+    first: int
+    rows: int
 
 
-@torch.no_grad()
-def read(stored: safe_open, entries: Mapping[str, Entry]) -> None:
-    """Fill the parts of ``entries`` from a file that :func:`check` has found to fit."""
-    for name, entry in entries.items():
-        values = stored.get_tensor(name).view(-1).split([part.numel() for part in entry.parts])
-        for part, new in zip(entry.parts, values, strict=True):
-            part.copy_(new)
+class StoredState:
+    """The tensors of a checkpoint, in however many files they are."""
+
+    def __init__(self, folder: Path, stem: str, files: Mapping[Path, safe_open]) -> None:
+        self.label = file_of(folder, stem)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._parts: dict[str, list[_Stored]] = {}
+        for file in files.values():
+            places = json.loads((file.metadata() or {}).get(_PLACES, "{}"))
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                shape = tuple(file.get_slice(name).get_shape())
+                first, *whole_shape = places.get(name, [0, *shape])
+                self.shapes[name] = tuple(whole_shape)
+                self._parts.setdefault(name, []).append(_Stored(file, first, shape[0] if shape else 1))
+
+    def check(self, expected: Mapping[str, Entry]) -> None:
+        """Raise BackendError where names or shapes are not the expected ones."""
+        differing = set(self.shapes) ^ set(expected)
+        differing |= {name for name, entry in expected.items() if self.shapes.get(name, entry.shape) != entry.shape}
+        if differing:
+            raise BackendError(
+                f"{self.label} belongs to another model or other adapters: {len(differing)} tensors differ, "
+                f"{min(differing)} among them; resume with the settings it was written with"
+            )
+
+    def scalar(self, name: str) -> Tensor:
+        """A tensor that every file has whole."""
+        found: Tensor = self._parts[name][0].file.get_tensor(name)
+        return found
+
+    @torch.no_grad()
+    def read(self, entries: Mapping[str, Entry]) -> None:
+        """Fill the parts of ``entries``, which :meth:`check` has found to fit."""
+        for name, entry in entries.items():
+            values = self._rows(name, entry).reshape(-1).split([part.numel() for part in entry.parts])
+            for part, new in zip(entry.parts, values, strict=True):
+                part.copy_(new)
+
+    def _rows(self, name: str, entry: Entry) -> Tensor:
+        """The rows that an entry holds; raises BackendError where no file has them."""
+        if not entry.shape:
+            return self.scalar(name)
+        first, last = entry.first, entry.first + entry.held[0]
+        found = []
+        for part in sorted(self._parts[name], key=lambda part: part.first):
+            start, stop = max(first, part.first), min(last, part.first + part.rows)
+            if start < stop:
+                found.append(part.file.get_slice(name)[start - part.first : stop - part.first])
+                first = stop
+        if first < last:
+            raise BackendError(f"{self.label}: row {first} of {name} is in none of its files; resume from another")
+        return torch.cat(found) if found else torch.empty(0)
+
+
+@contextmanager
+def stored(folder: Path, stem: str) -> Iterator[StoredState]:
+    """What was written under a name by one rank or several; raises OSError or SafetensorError where that is broken."""
+    single = file_of(folder, stem)
+    paths = sorted(folder.glob(f"{stem}-*-of-*.safetensors")) or [single]
+    with ExitStack() as stack:
+        yield StoredState(folder, stem, {path: stack.enter_context(safe_open(path, "pt")) for path in paths})

@@ -22,14 +22,16 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from backends import registry
 from backends.interface import (
-    Backend,
     BackendError,
     BackendSettings,
+    Engine,
     Floats,
     Ids,
     OptimizerSettings,
+    RolloutRequest,
     Sampling,
     Sequences,
+    starts_of,
 )
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data import sampler, tasks
@@ -98,35 +100,34 @@ def demonstrations(problems: Sequence[Problem], plan: Plan, step: int, tokenizer
     prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)
     ends = np.array(tokenizer.eos_ids[:1])
     responses = [np.append(tokenizer.encode(tasks.solution(problem, plan.task, compute)), ends) for problem in problems]
-    starts = np.cumsum([0, *map(len, responses)])
-    return Sequences(prompts, np.concatenate(responses), starts)
+    return Sequences(prompts, np.concatenate(responses), starts_of([*map(len, responses)]))
 
 
-def supervised_step(backend: Backend, sequences: Sequences, learning_rate: float) -> float:
+def supervised_step(engine: Engine, sequences: Sequences, learning_rate: float) -> float:
     """One update towards the demonstrations; returns their mean negative log-probability, nats a token."""
     tokens = len(sequences.tokens)
 
     def negative_log_likelihood(logp: Floats, rows: Ids) -> tuple[float, Floats]:
         return -float(logp.sum()) / tokens, np.full_like(logp, -1 / tokens)
 
-    loss = backend.accumulate(sequences, negative_log_likelihood)
-    backend.step(learning_rate)
+    loss = engine.accumulate(sequences, negative_log_likelihood)
+    engine.step(learning_rate)
     return loss
 
 
 def sampled_accuracy(
-    backend: Backend, problems: Sequence[Problem], tokenizer: Tokenizer, task: TaskSpec, seed: int
+    engine: Engine, problems: Sequence[Problem], tokenizer: Tokenizer, task: TaskSpec, seed: int
 ) -> float:
     """Share of problems whose one response at temperature 1 boxes the right answer."""
     prompts = [encode_prompt(problem, "chat", tokenizer) for problem in problems]
     longest = max(len(tokenizer.encode(tasks.solution(problem, task))) for problem in problems)
-    drawn = backend.rollout(prompts, Sampling(2 * longest, tokenizer.eos_ids, seed=seed))
+    drawn = engine.rollout(RolloutRequest(tuple(prompts), Sampling(2 * longest, tokenizer.eos_ids, seed=seed)))
     spans = zip(problems, drawn.starts, drawn.starts[1:], strict=False)
     right = [last_box(tokenizer.decode(drawn.tokens[start:stop])) == problem.answer for problem, start, stop in spans]
     return float(np.mean(right))
 
 
-def train(backend: Backend, tokenizer: Tokenizer, plan: Plan) -> float:
+def train(engine: Engine, tokenizer: Tokenizer, plan: Plan) -> float:
     """Supervised updates until the wanted accuracy is measured, which is returned.
 
     Raises UserError where it is not reached in the steps allowed, or passed by too much.
@@ -136,10 +137,10 @@ def train(backend: Backend, tokenizer: Tokenizer, plan: Plan) -> float:
     for step in range(plan.max_steps):
         learning_rate = plan.learning_rate * min(1.0, (step + 1) / plan.warm_up)
         batch = sampler.batch(pool, step, plan.batch, plan.seed)
-        loss = supervised_step(backend, demonstrations(batch, plan, step, tokenizer), learning_rate)
+        loss = supervised_step(engine, demonstrations(batch, plan, step, tokenizer), learning_rate)
         if (step + 1) % plan.measure_every:
             continue
-        accuracy = sampled_accuracy(backend, held_out, tokenizer, plan.task, plan.seed)
+        accuracy = sampled_accuracy(engine, held_out, tokenizer, plan.task, plan.seed)
         print(f"step {step + 1:5d}  loss {loss:.4f}  held-out accuracy {accuracy:.1%}", flush=True)
         if accuracy > plan.ceiling:
             raise UserError(f"accuracy jumped to {accuracy:.1%}; raise --slips or lower --learning-rate")
@@ -173,13 +174,13 @@ def make(folder: Path, backend_name: str, plan: Plan) -> float:
             seed=plan.seed,
         )
         optimizer = OptimizerSettings(beta2=0.99, weight_decay=0.01)
-        backend = registry.create(backend_name, BackendSettings(str(start), optimizer=optimizer))
+        engine = registry.create(backend_name, BackendSettings(str(start), optimizer=optimizer))
         try:
-            accuracy = train(backend, tokenizer, plan)
+            accuracy = train(engine, tokenizer, plan)
             folder.mkdir(parents=True, exist_ok=True)
-            backend.export(folder)
+            engine.export(folder)
         finally:
-            backend.close()
+            engine.close()
     return accuracy
 
 

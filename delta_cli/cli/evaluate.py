@@ -196,22 +196,22 @@ def _run(
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.tables import render
     from delta_cli.reporting.progress import evaluation_progress
+    from delta_cli.rewards.responses import RolloutWorker
 
     with ExitStack() as stack:
         stack.enter_context(grader)
         tokenizer = Tokenizer.load(subject.settings.model)
-        backend = registry.create(backend_name, subject.settings)
-        stack.callback(backend.close)
+        engine = registry.create(backend_name, subject.settings)
+        stack.callback(engine.close)
         if subject.checkpoint is not None:
-            backend.load(subject.checkpoint)
+            engine.load(subject.checkpoint)
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
-            backend,
-            tokenizer,
-            grader,
+            RolloutWorker(engine, tokenizer, grader, settings.template),
             benchmarks,
             settings,
             model=subject.name,
+            backend=engine.name,
             suite=name,
             folder=folder,
             progress=progress,

@@ -6,7 +6,6 @@ projection on their difference gives the margins. Everything else is vectors of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol, get_args
@@ -16,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from delta_cli.credit.checks import check_choices, check_layout
 from delta_cli.credit.features import Features
+from delta_cli.credit.shared import Ranks, share
 
 Array = NDArray[np.float64]
-AllSum = Callable[[Array], Array]
 
 ScoreKind = Literal["sigmoid", "hard", "random"]
 ContrastKind = Literal["between", "within"]
@@ -97,6 +96,10 @@ class TokenCoefficients:
     margins: Array  # [N]
     degenerate: str | None = None
 
+    def select(self, index: NDArray[np.int64]) -> TokenCoefficients:
+        """Those of some tokens."""
+        return TokenCoefficients(self.weights[index], self.alpha[index], self.margins[index], self.degenerate)
+
 
 def token_coefficients(
     features: Features,
@@ -108,7 +111,8 @@ def token_coefficients(
     lambda_max: float = 1.2,
     groups: ArrayLike | None = None,
     rng: np.random.Generator | None = None,
-    all_sum: AllSum = lambda array: array,
+    ranks: Ranks | None = None,
+    rows: ArrayLike | None = None,
     **ablation: object,
 ) -> TokenCoefficients:
     """The DelTA weight of every response token of one rollout batch (method, section 2.2 to 2.9).
@@ -116,8 +120,12 @@ def token_coefficients(
     ``features`` hold the proxies v of N tokens (any object with ``weighted_sum`` and ``project``);
     ``advantages`` [R] are those of the responses; ``starts`` int64 [R+1], first 0, last N, marks
     where each response begins. ``groups`` [R], when given, contrasts the sides inside each run of
-    equal numbers instead of over the batch. ``rng`` feeds the random ablations. ``all_sum`` adds
-    over ranks. ``ablation`` takes the other fields of :class:`CoefficientSettings`.
+    equal numbers instead of over the batch. ``rng`` feeds the random ablations. ``ablation`` takes the
+    other fields of :class:`CoefficientSettings`.
+
+    With ``ranks``, features, advantages, starts and groups are those of this rank's part of the batch, and so is
+    what is returned; ``rows`` [R] then number its responses, ascending, among those of all ranks, so that groups
+    are runs of equal numbers in that order. The result does not depend on who holds which responses.
 
     Weights are 1 everywhere, and ``degenerate`` says why, where one side has no tokens. Raises
     ValueError where shapes do not fit, an advantage is not finite or a setting is out of range.
@@ -125,34 +133,50 @@ def token_coefficients(
     settings = CoefficientSettings(refinements, lambda_min, lambda_max, **ablation)  # type: ignore[arg-type]
     advantages, starts = check_layout(advantages, starts)
     rng = rng or np.random.default_rng(0)
+    group_ids = None if groups is None else np.asarray(groups)
+    if ranks is None or ranks.size == 1:
+        return _coefficients(features, advantages, starts, settings, group_ids, rng)
+    batch = share(features, advantages, starts, group_ids, rows, ranks)
+    found = _coefficients(batch.features, batch.advantages, batch.starts, settings, batch.groups, rng)
+    return found.select(batch.index)
+
+
+def _coefficients(
+    features: Features,
+    advantages: Array,
+    starts: NDArray[np.int64],
+    settings: CoefficientSettings,
+    groups: NDArray[np.int64] | None,
+    rng: np.random.Generator,
+) -> TokenCoefficients:
     per_token = np.repeat(advantages, np.diff(starts))  # [N]
     if groups is None:
-        raw = _contrast(features, per_token, settings, rng, all_sum)
+        raw = _contrast(features, per_token, settings, rng)
     else:
-        raw = _contrast_groups(features, per_token, starts, np.asarray(groups), settings, rng)
+        raw = _contrast_groups(features, per_token, starts, groups, settings, rng)
     if raw.degenerate:
         return raw
-    return TokenCoefficients(_weigh(raw, settings, rng, all_sum), raw.alpha, raw.margins)
+    return TokenCoefficients(_weigh(raw, settings, rng), raw.alpha, raw.margins)
 
 
 def _contrast(
-    features: Features, advantages: Array, settings: CoefficientSettings, rng: np.random.Generator, all_sum: AllSum
+    features: Features, advantages: Array, settings: CoefficientSettings, rng: np.random.Generator
 ) -> TokenCoefficients:
     """Scores of tokens under one pair of centroids; ``weights`` are lambda, not yet normalised."""
     sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
     members = sides > 0
-    counts = all_sum(members.sum(axis=1).astype(np.float64))
+    counts = members.sum(axis=1).astype(np.float64)
     if reason := _degenerate(counts):
         empty = np.zeros_like(advantages)
         return TokenCoefficients(np.ones_like(advantages), empty, empty, reason)
 
-    centroids = _centroids(features, sides, all_sum)
+    centroids = _centroids(features, sides)
     margins = _margins(features, centroids, members, settings)
-    gamma = _temperatures(margins, members, counts, settings, all_sum)
+    gamma = _temperatures(margins, members, counts, settings)
     for _ in range(settings.refinements):
         alpha = _scores(margins, gamma, members, settings, rng)
-        gamma = _temperatures(margins, members, counts, settings, all_sum)  # lags the centroids by a pass
-        centroids = _centroids(features, sides * alpha, all_sum)
+        gamma = _temperatures(margins, members, counts, settings)  # lags the centroids by a pass
+        centroids = _centroids(features, sides * alpha)
         margins = _margins(features, centroids, members, settings)
     alpha = _scores(margins, gamma, members, settings, rng)
     span = settings.lambda_max - settings.lambda_min
@@ -168,8 +192,8 @@ def _degenerate(counts: Array) -> str | None:
     return "no response has a positive advantage" if negative else "every advantage is zero"
 
 
-def _centroids(features: Features, masses: Array, all_sum: AllSum) -> Array:
-    totals = all_sum(masses.sum(axis=1))
+def _centroids(features: Features, masses: Array) -> Array:
+    totals = masses.sum(axis=1)
     directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
     return np.asarray(directions, np.float64)
 
@@ -187,14 +211,12 @@ def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], s
     return np.select(list(members), [margins, -margins], 0.0)
 
 
-def _temperatures(
-    margins: Array, members: NDArray[np.bool_], counts: Array, settings: CoefficientSettings, all_sum: AllSum
-) -> Array:
+def _temperatures(margins: Array, members: NDArray[np.bool_], counts: Array, settings: CoefficientSettings) -> Array:
     if settings.temperature != "lagged":
         return np.full(2, float(settings.temperature))
-    means = all_sum(np.array([margins[side].sum() for side in members])) / counts
+    means = np.array([margins[side].sum() for side in members]) / counts
     squares = [np.square(margins[side] - mean).sum() for side, mean in zip(members, means, strict=True)]
-    return np.sqrt(np.maximum(all_sum(np.array(squares)) / counts, _FLOOR))  # [2]
+    return np.sqrt(np.maximum(np.array(squares) / counts, _FLOOR))  # [2]
 
 
 def _scores(
@@ -228,7 +250,7 @@ def _contrast_groups(
     parts = []
     for first, last in pairwise(edges):
         view = features.slice(first, last)  # type: ignore[attr-defined]
-        part = _contrast(view, advantages[first:last], settings, rng, lambda array: array)
+        part = _contrast(view, advantages[first:last], settings, rng)
         if part.degenerate:
             neutral = np.where(advantages[first:last] != 0, 1.0, settings.lambda_min)
             part = TokenCoefficients(neutral, part.alpha, part.margins, part.degenerate)
@@ -242,7 +264,7 @@ def _contrast_groups(
     return TokenCoefficients(weights, alpha, margins)
 
 
-def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator, all_sum: AllSum) -> Array:
+def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator) -> Array:
     """Weights from lambda: the weighting chosen, then self-normalised to a mean of 1."""
     weights = raw.alpha if settings.weighting == "alpha" else raw.weights
     if settings.weighting in ("top", "bottom", "random"):
@@ -252,5 +274,4 @@ def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random
         weights[kept] = 1.0
     if settings.normalise == "count":
         return weights
-    total, count = all_sum(np.array([weights.sum(), float(len(weights))]))
-    return weights * (count / max(total, _FLOOR))
+    return weights * (len(weights) / max(float(weights.sum()), _FLOOR))

@@ -2,7 +2,7 @@
 
 Loss = −Σ_t share_t · weight_t · l_t: the aggregation gives the shares, the credit the weights, the
 gate the terms l. Shares and weights are known before the first micro-batch, so splitting the
-mini-batch changes nothing beyond rounding.
+mini-batch, over micro-batches or over processes, changes nothing beyond rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from delta_cli.credit.checks import check_layout
-from delta_cli.credit.coefficients import AllSum
 from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
 from delta_cli.credit.methods import Method
 from delta_cli.credit.methods import method as find_method
@@ -66,19 +65,27 @@ class Totals:
     stayed: int = 0  # what the mean runs over (tokens or responses) and the credit kept …
     left: int = 0  # … and left out
 
+    def __add__(self, other: Totals) -> Totals:
+        """Of two parts of a mini-batch, both."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in vars(self)}
+        return Totals(**sums | {"ratio_gap": max(self.ratio_gap, other.ratio_gap)})
+
 
 @dataclass
 class Surrogate:
-    """Callable by a backend: ``(logp [n], rows [r]) -> (loss, dloss/dlogp [n])``, float64."""
+    """An objective for a learner: ``(logp [n], rows [r]) -> (loss, dloss/dlogp [n])``, float64.
+
+    ``batch`` is the whole mini-batch, whoever has its responses; where several processes do, ``totals``
+    must be added up over them before ``scale`` is asked for.
+    """
 
     method: Method
     batch: MiniBatch
-    all_sum: AllSum = lambda array: array
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
         kept = token_mask(self.method, self.batch)
-        self._shares = _shares(self.method, self.batch, kept, self.all_sum)  # [N], 0 where left out
+        self._shares = _shares(self.method, self.batch, kept)  # [N], 0 where left out
         self._factors = self._shares if self.batch.weights is None else self._shares * self.batch.weights
         if self.batch.importance_cap is not None and self.batch.engine_logp is not None:
             drift = np.clip(self.batch.logp_old - self.batch.engine_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -88,11 +95,10 @@ class Surrogate:
     def has_gradient(self) -> bool:
         """Whether any token can get a gradient: False where each has no advantage, no weight, or is left out."""
         advantages = np.repeat(self.batch.advantages, np.diff(self.batch.starts))
-        moved = np.any(self._factors * advantages) or (self.batch.kl_coefficient > 0 and self._shares.any())
-        return bool(self.all_sum(np.array([moved], np.float64))[0])
+        return bool(np.any(self._factors * advantages) or (self.batch.kl_coefficient > 0 and self._shares.any()))
 
     def restart(self) -> None:
-        """Forget what was seen, for a backend that starts the mini-batch over."""
+        """Forget what was seen, for a learner that starts the mini-batch over."""
         self.totals = Totals()
 
     @property
@@ -102,10 +108,10 @@ class Surrogate:
         1, but for a credit that leaves responses out by what their ratios turn out to be: then the
         mean runs over the tokens, or the responses, that stayed.
         """
-        stayed, left = self.all_sum(np.array([self.totals.stayed, self.totals.left], np.float64))
+        stayed, left = self.totals.stayed, self.totals.left
         if not left:
             return 1.0
-        return float((stayed + left) / stayed) if stayed else 0.0
+        return (stayed + left) / stayed if stayed else 0.0
 
     def __call__(self, logp: ArrayLike, rows: ArrayLike) -> tuple[float, Array]:
         """Loss and its derivative for the whole responses at ``rows``, flat in that order."""
@@ -213,7 +219,7 @@ def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
     return kept & (batch.entropies >= threshold)  # ties with the last one kept stay
 
 
-def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_], all_sum: AllSum) -> Array:
+def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> Array:
     """What part of the objective each token's term is, [N]: the aggregation."""
     lengths = np.diff(batch.starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -221,7 +227,7 @@ def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_], all_sum: 
     responses = np.ones(len(lengths), dtype=bool) if batch.kept is None else batch.kept
 
     def total(array: NDArray[Any]) -> float:
-        return max(float(all_sum(np.array([array.sum()], np.float64))[0]), 1.0)
+        return max(float(array.sum()), 1.0)
 
     shares = kept.astype(np.float64)
     if method.aggregation == "token_mean":

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from backends import registry
-from backends.interface import Backend, BackendError, Bools, Floats, Ids, Sampling, Sequences
+from backends.interface import BackendError, Bools, Engine, Floats, Ids, RolloutRequest, Sampling, Sequences
 from delta_cli.assets import model_path
 from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
@@ -167,18 +167,18 @@ def _model(recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, gr
         yield Finding("note", "model", "not run: its weights are not here")
         return
     try:
-        backend = registry.create(name, backend_settings(recipe))
+        engine = registry.create(name, backend_settings(recipe))
     except BackendError as error:
         yield Finding("wrong", "model", str(error))
         return
     try:
-        yield Finding("ok", "model", f"{backend.parameters:,} parameters, {backend.trainable:,} trained")
-        sample = _draw(recipe, backend, tokenizer, data)
+        yield Finding("ok", "model", f"{engine.parameters:,} parameters, {engine.trainable:,} trained")
+        sample = _draw(recipe, engine, tokenizer, data)
         yield from _outcomes(sample, tokenizer, grader)
-        yield from _longest(recipe, backend)
-        yield from _times(recipe, backend, sample)
+        yield from _longest(recipe, engine)
+        yield from _times(recipe, engine, sample)
     finally:
-        backend.close()
+        engine.close()
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,13 @@ class Sample:
     seconds: float  # to draw them
 
 
-def _draw(recipe: Recipe, backend: Backend, tokenizer: Tokenizer, data: LoadedData) -> Sample:
+def _draw(recipe: Recipe, engine: Engine, tokenizer: Tokenizer, data: LoadedData) -> Sample:
     problems = data.problems[:PROMPT_SAMPLE]
-    prompts = [encode_prompt(problem, template_of(recipe), tokenizer) for problem in problems]
+    prompts = tuple(encode_prompt(problem, template_of(recipe), tokenizer) for problem in problems)
     temperature = recipe.rollout.temperature
     start = time.perf_counter()
-    drawn = backend.rollout(
-        prompts, Sampling(recipe.rollout.max_tokens, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE)
-    )
+    sampling = Sampling(recipe.rollout.max_tokens, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE)
+    drawn = engine.rollout(RolloutRequest(prompts, sampling))
     seconds = time.perf_counter() - start
     repeated = tuple(prompt for prompt in prompts for _ in range(RESPONSE_SAMPLE))
     return Sample(problems, Sequences(repeated, drawn.tokens, drawn.starts, temperature), drawn.truncated, seconds)
@@ -232,7 +231,7 @@ def _outcomes(sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[
     yield Finding("ok", "rollout", f"{lengths.sum() / sample.seconds:.0f} tokens a second")
 
 
-def _longest(recipe: Recipe, backend: Backend) -> Iterator[Finding]:
+def _longest(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
     """The longest possible sequences through scoring and the backward pass, so that they fail now or never.
 
     As many as fill a micro-batch where responses share their prompt's tokens, all but the last of each;
@@ -246,28 +245,28 @@ def _longest(recipe: Recipe, backend: Backend) -> Iterator[Finding]:
     longest = Sequences((prompt,) * rows, np.zeros(rows * length, np.int64), starts, recipe.rollout.temperature)
 
     try:
-        scores = backend.score(longest, Updater(recipe, backend).proxy)
+        scores = engine.score(longest, Updater(recipe, engine).proxy)
         if scores.features:
             scores.features.close()
-        backend.accumulate(longest, _nothing)
-        backend.step(0.0)
+        engine.accumulate(longest, _nothing)
+        engine.step(0.0)
     except (BackendError, MemoryError, ValueError) as error:
         yield Finding("wrong", "longest batch", f"{what}: {error}")
         return
-    peak = _gib(backend.peak_memory())
+    peak = _gib(engine.peak_memory())
     yield Finding("ok", "longest batch", f"{what} went through; {peak} at most so far")
 
 
-def _times(recipe: Recipe, backend: Backend, sample: Sample) -> Iterator[Finding]:
+def _times(recipe: Recipe, engine: Engine, sample: Sample) -> Iterator[Finding]:
     """What a step and the run will take, from the sample: each phase in proportion to its tokens."""
-    proxy = Updater(recipe, backend).proxy
+    proxy = Updater(recipe, engine).proxy
     start = time.perf_counter()
-    scores = backend.score(sample.sequences, proxy)
+    scores = engine.score(sample.sequences, proxy)
     if scores.features:
         scores.features.close()
     scored = time.perf_counter()
-    backend.accumulate(sample.sequences, _nothing)
-    backend.step(0.0)
+    engine.accumulate(sample.sequences, _nothing)
+    engine.step(0.0)
     updated = time.perf_counter()
     responses = recipe.rollout.prompts * recipe.rollout.responses
     share = responses / len(sample.sequences)
@@ -286,7 +285,7 @@ def _times(recipe: Recipe, backend: Backend, sample: Sample) -> Iterator[Finding
 
 
 def _nothing(logp: Floats, rows: Ids) -> tuple[float, Floats]:
-    """A surrogate of next to no gradient: forward and backward cost what they cost, the weights stay at a rate of 0.
+    """An objective of next to no gradient: forward and backward cost what they cost, the weights stay at a rate of 0.
 
     Not of none, for which a backend may leave the backward pass out.
     """

@@ -6,23 +6,24 @@ import hashlib
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote
 
-from backends.interface import Backend, Sampling
+import numpy as np
+
+from backends.interface import Sampling
 from delta_cli import __version__
 from delta_cli.data.problem import Problem
-from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
 from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, Outcome, Response
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.store import ResponseFile, writing
 from delta_cli.rewards.boxed import last_box
-from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.responses import Graded, draw
+from delta_cli.rewards.grader import Verdict
+from delta_cli.rewards.responses import RolloutWorker
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
@@ -39,30 +40,27 @@ class Benchmark:
 
 
 def evaluate(
-    backend: Backend,
-    tokenizer: Tokenizer,
-    grader: Grader,
+    worker: RolloutWorker,
     benchmarks: Sequence[Benchmark],
     settings: EvaluationSettings,
     *,
     model: str,
+    backend: str,
     suite: str,
     folder: Path,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate the model ``model`` (its folder or name, as loaded on the backend) and write ``evaluation.json``.
+    """Evaluate the model ``model`` (its folder or name, as loaded on ``backend``) and write ``evaluation.json``.
 
     Each benchmark's responses go to ``responses/<digest>/<benchmark>.jsonl`` in ``folder``, where the
     digest is that of model, backend and settings. Called again after an interruption, it draws only
     what is missing, with the result of a call that was not interrupted. Raises UserError for a benchmark
     without problems or with two of one id, and where the folder cannot be written.
     """
-    responses = Path("responses") / _digest(model_identity(model), backend.name, settings.model_dump_json())[:12]
+    responses = Path("responses") / _digest(model_identity(model), backend, settings.model_dump_json())[:12]
     found = tuple(
         run_benchmark(
-            backend,
-            tokenizer,
-            grader,
+            worker,
             benchmark,
             settings,
             ResponseFile(folder / responses / f"{quote(benchmark.name, safe=' +')}.jsonl"),
@@ -72,7 +70,7 @@ def evaluate(
     )
     evaluation = Evaluation(
         model=model,
-        backend=backend.name,
+        backend=backend,
         suite=suite,
         settings=settings,
         responses=responses.as_posix(),
@@ -87,13 +85,12 @@ def evaluate(
 
 
 def run_benchmark(
-    backend: Backend,
-    tokenizer: Tokenizer,
-    grader: Grader,
+    worker: RolloutWorker,
     benchmark: Benchmark,
     settings: EvaluationSettings,
     kept: ResponseFile | None = None,
     progress: Progress | None = None,
+    interrupt: Callable[[], None] = lambda: None,
 ) -> BenchmarkResult:
     """Draw and grade ``settings.samples`` responses to each problem; nothing is written without ``kept``.
 
@@ -101,6 +98,7 @@ def run_benchmark(
     and the place of the slice, so a slice that is found in ``kept`` changes nothing in the others.
     """
     _check(benchmark)
+    worker = replace(worker, template=settings.template)
     samples, total = settings.samples, len(benchmark.problems)
     size = max(1, SLICE_RESPONSES // samples)  # problems
     outcomes: list[Sequence[Outcome]] = []
@@ -114,7 +112,7 @@ def run_benchmark(
         groups: Sequence[Sequence[Outcome]] | None = kept.find(problems, samples) if kept else None
         if groups is None:
             seed = int(_digest(str(settings.seed), benchmark.name, str(start))[:8], 16)
-            groups = drawn = _draw(backend, tokenizer, grader, problems, settings, seed, report)
+            groups = drawn = _draw(worker, problems, settings, seed, report, interrupt)
             if kept:
                 kept.add(problems, drawn)
         outcomes += groups
@@ -123,41 +121,48 @@ def run_benchmark(
 
 
 def _draw(
-    backend: Backend,
-    tokenizer: Tokenizer,
-    grader: Grader,
+    worker: RolloutWorker,
     problems: Sequence[Problem],
     settings: EvaluationSettings,
     seed: int,
     report: Callable[[int], None],
+    interrupt: Callable[[], None],
 ) -> list[list[Response]]:
     """Graded responses [P][k]; ``report`` hears how many are drawn."""
     sampling = Sampling(
         max_tokens=settings.max_tokens,
-        stop_ids=tokenizer.eos_ids,
+        stop_ids=worker.tokenizer.eos_ids,
         temperature=settings.temperature,
         top_p=settings.top_p,
         samples=settings.samples,
         seed=seed,
     )
-    drawn = draw(backend, tokenizer, grader, problems, settings.template, sampling, lambda done, _: report(done))
-    graded = iter(drawn.responses)
+    drawn = worker.draw(problems, sampling, lambda done, _: report(done), interrupt).result()
+    found = drawn.completions
+    graded = zip(drawn.texts, np.diff(found.starts).tolist(), found.truncated.tolist(), drawn.verdicts, strict=True)
     return [
-        [_response(problem, sample, next(graded), settings) for sample in range(settings.samples)]
+        [_response(problem, sample, *next(graded), settings) for sample in range(settings.samples)]
         for problem in problems
     ]
 
 
-def _response(problem: Problem, sample: int, graded: Graded, settings: EvaluationSettings) -> Response:
-    """A response as it is kept; waits for its verdict."""
-    verdict = graded.verdict.result()
+def _response(
+    problem: Problem,
+    sample: int,
+    text: str,
+    tokens: int,
+    truncated: bool,
+    verdict: Verdict,
+    settings: EvaluationSettings,
+) -> Response:
+    """A response as it is kept."""
     return Response(
         problem=problem.id,
         sample=sample,
-        text=graded.text,
-        tokens=graded.tokens,
-        truncated=graded.truncated,
-        answer=last_box(graded.text) if settings.verifier == "math" else None,
+        text=text,
+        tokens=tokens,
+        truncated=truncated,
+        answer=last_box(text) if settings.verifier == "math" else None,
         correct=verdict.correct,
         failure=verdict.failure,
     )

@@ -5,59 +5,138 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
-from backends.interface import Backend, Completions, Ids, Sampling
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.collective import SOLO, any_of
+from backends.interface import Collective, Completions, Ids, RolloutRequest, Sampler, Sampling, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Grader, Verdict
+
+Item = TypeVar("Item")
+Progress = Callable[[int, int], None]  # responses and tokens that are complete
 
 
 @dataclass(frozen=True)
-class Graded:
-    """A response whose verdict may still be to come."""
+class Responses:
+    """``samples`` graded responses to each of P problems, prompt-major: R in all, those of every rank."""
 
-    text: str  # with the think tag that its prompt opened
-    tokens: int
-    truncated: bool
-    verdict: Future[Verdict]
+    prompts: tuple[Ids, ...]  # P
+    completions: Completions
+    texts: tuple[str, ...]  # R, each with the think tag that its prompt opened
+    verdicts: tuple[Verdict, ...]  # R
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """``samples`` responses to each of P problems, prompt-major: R in all."""
+    """Responses that this rank has drawn, whose last verdicts are still to come."""
 
-    prompts: tuple[Ids, ...]  # P
-    completions: Completions
-    responses: tuple[Graded, ...]  # R
+    prompts: tuple[Ids, ...]  # P, of all ranks
+    rows: Ids  # [r] of the responses of this rank among all R
+    completions: Completions  # r
+    texts: tuple[str, ...]  # r
+    verdicts: tuple[Future[Verdict], ...]  # r
+    collective: Collective
+
+    def result(self) -> Responses:
+        """Wait for the verdicts, here and on the other ranks."""
+        verdicts = tuple(verdict.result() for verdict in self.verdicts)
+        if self.collective.size == 1:
+            return Responses(self.prompts, self.completions, self.texts, verdicts)
+        parts = self.collective.gather((self.rows, self.completions, self.texts, verdicts))
+        order = np.argsort(np.concatenate([rows for rows, *_ in parts]))
+        return Responses(
+            prompts=self.prompts,
+            completions=_in_order([completions for _, completions, *_ in parts], order),
+            texts=_chosen([text for _, _, texts, _ in parts for text in texts], order),
+            verdicts=_chosen([verdict for *_, each in parts for verdict in each], order),
+        )
 
 
-def draw(
-    backend: Backend,
-    tokenizer: Tokenizer,
-    grader: Grader,
-    problems: Sequence[Problem],
-    template: str,
-    sampling: Sampling,
-    heard: Callable[[int, int], None],
-) -> Drawn:
-    """Draw ``sampling.samples`` responses to each problem and grade each as soon as it is complete.
+@dataclass(frozen=True)
+class RolloutWorker:
+    """Draws responses with one sampler, and hands each to a grader as soon as it is complete."""
 
-    ``heard(responses, tokens)`` is told how many are complete; what it raises ends the drawing.
-    """
-    prompts = tuple(encode_prompt(problem, template, tokenizer) for problem in problems)
-    begun = [opened_think(render(template, problem.question, tokenizer)) for problem in problems]
-    found: dict[int, Graded] = {}
-    tokens_seen = 0
+    sampler: Sampler
+    tokenizer: Tokenizer
+    grader: Grader
+    template: str
+    collective: Collective = SOLO
 
-    def finished(row: int, tokens: Ids) -> None:
-        nonlocal tokens_seen
-        problem = row // sampling.samples
-        text, count = begun[problem] + tokenizer.decode(tokens), len(tokens)
-        truncated = not count or int(tokens[-1]) not in tokenizer.eos_ids
-        found[row] = Graded(text, count, truncated, grader.submit(text, problems[problem], count, truncated))
-        tokens_seen += count
-        heard(len(found), tokens_seen)
+    def draw(
+        self,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        on_progress: Progress = lambda responses, tokens: None,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> Drawn:
+        """Draw ``sampling.samples`` responses to each problem, every rank those of some problems.
 
-    completions = backend.rollout(prompts, sampling, finished)
-    return Drawn(prompts, completions, tuple(found[row] for row in range(len(problems) * sampling.samples)))
+        ``interrupt`` is called every few tokens and after each response; the StopRequested that it may raise is
+        raised on all ranks.
+        """
+        prompts = tuple(encode_prompt(problem, self.template, self.tokenizer) for problem in problems)
+        rank, ranks, samples = self.collective.rank, self.collective.size, sampling.samples
+        mine = range(rank, len(problems), ranks)  # like cards: prompts of a kind often come together
+        rows = (np.array(mine)[:, None] * samples + np.arange(samples)).ravel().astype(np.int64)
+        begun = [opened_think(render(self.template, problems[place].question, self.tokenizer)) for place in mine]
+        texts: dict[int, str] = {}
+        verdicts: dict[int, Future[Verdict]] = {}
+        tokens_seen = 0
+
+        def finished(place: int, tokens: Ids) -> None:
+            nonlocal tokens_seen
+            problem, count = problems[mine[place // samples]], len(tokens)
+            texts[place] = begun[place // samples] + self.tokenizer.decode(tokens)
+            truncated = not count or int(tokens[-1]) not in self.tokenizer.eos_ids
+            verdicts[place] = self.grader.submit(texts[place], problem, count, truncated)
+            tokens_seen += count
+            on_progress(len(texts), tokens_seen)
+            interrupt()
+
+        request = RolloutRequest(tuple(prompts[problem] for problem in mine), sampling, rows, interrupt)
+        completions = self._rollout(request, finished)
+        places = range(len(rows))
+        return Drawn(
+            prompts=prompts,
+            rows=rows,
+            completions=completions,
+            texts=tuple(texts[place] for place in places),
+            verdicts=tuple(verdicts[place] for place in places),
+            collective=self.collective,
+        )
+
+    def _rollout(self, request: RolloutRequest, finished: Callable[[int, Ids], None]) -> Completions:
+        """A rollout that is stopped on all ranks where one is asked to stop."""
+        completions = None
+        try:
+            completions = self.sampler.rollout(request, finished)
+        except StopRequested:
+            if self.collective.size == 1:
+                raise
+        if any_of(self.collective, completions is None) or completions is None:
+            raise StopRequested
+        return completions
+
+
+def _in_order(parts: Sequence[Completions], order: NDArray[np.int64]) -> Completions:
+    """The completions of all ranks in one; ``order`` [R] says where each comes from."""
+    starts = starts_of(np.concatenate([np.diff(part.starts) for part in parts]))
+    tokens, logprobs = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "logprobs"))
+    spans = [slice(starts[place], starts[place + 1]) for place in order]
+    return Completions(
+        tokens=np.concatenate([tokens[span] for span in spans]),
+        starts=starts_of(np.diff(starts)[order]),
+        logprobs=np.concatenate([logprobs[span] for span in spans]),
+        truncated=np.concatenate([part.truncated for part in parts])[order],
+        version=min(part.version for part in parts),
+    )
+
+
+def _chosen(items: Sequence[Item], order: NDArray[np.int64]) -> tuple[Item, ...]:
+    return tuple(items[place] for place in order)

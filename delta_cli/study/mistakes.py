@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from backends.interface import Backend, Ids, Proxy, ProxyKind
+from backends.interface import Ids, Learner, Proxy, ProxyKind
 from delta_cli.credit import group_advantages, method, token_coefficients
 from delta_cli.credit.surrogate import future_kl_weights
 from delta_cli.data import tasks
@@ -162,12 +162,12 @@ def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> 
     )
 
 
-def token_weights(backend: Backend, batch: RolloutBatch, step: int) -> dict[str, Array]:
+def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str, Array]:
     """The weight [N] that each variant, and each plain statistic, gives every token under the current policy."""
     advantages = group_advantages(batch.rewards, batch.groups)
     found: dict[str, Array] = {}
     for proxy, variants in groupby(VARIANTS, key=lambda variant: variant.proxy):
-        scores = backend.score(batch.sequences, Proxy(proxy))
+        scores = learner.score(batch.sequences, Proxy(proxy))
         assert scores.features is not None
         for variant in variants:
             found[variant.name] = token_coefficients(
@@ -189,7 +189,7 @@ def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Array
     scored = updater.score(batch)
     credit = updater.credit(batch, scored, step)
     updater.update(batch, credit, step)
-    moved = np.asarray(updater.backend.score(batch.sequences).logprobs, np.float64)
+    moved = np.asarray(updater.learner.score(batch.sequences).logprobs, np.float64)
     delta = np.clip(moved - scored.scores.logprobs, -20, 20)
     lengths = batch.sequences.lengths
     weights, _ = future_kl_weights(delta, np.repeat(credit.advantages, lengths), lengths, method("fipo"))

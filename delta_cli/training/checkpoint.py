@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from backends.collective import SOLO
+from backends.interface import Collective
 from delta_cli.training.run_folder import BACKEND_WRITES, writing
 
 FORMAT = 1
@@ -38,27 +40,32 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save(root: Path, state: State, recipe: str, write: Callable[[Path], None]) -> Path:
-    """Write a checkpoint; ``write`` puts the backend's files into the folder it is given.
+def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], ranks: Collective = SOLO) -> Path:
+    """Write a checkpoint; ``write`` puts the learner's files into the folder it is given, on every rank its own.
 
-    Raises UserError, with nothing half-written left behind, where the disk does not take it.
+    The first rank makes the folder before and seals it after all have written. Raises UserError, with nothing
+    half-written left behind, where the disk does not take it.
     """
     final = folder_of(root, state.step)
     partial = root / f"{_PARTIAL}{final.name}"
     with ExitStack() as stack:
         stack.enter_context(writing(final, *BACKEND_WRITES))
-        stack.callback(shutil.rmtree, partial, ignore_errors=True)
-        root.mkdir(parents=True, exist_ok=True)
-        _discard_partial(root)
-        partial.mkdir()
+        if ranks.rank == 0:
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            root.mkdir(parents=True, exist_ok=True)
+            _discard_partial(root)
+            partial.mkdir()
+        ranks.barrier()
         write(partial)
-        (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
-        (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
-        _seal(partial)
-        if final.exists():  # a damaged one, which the run went back behind
-            shutil.rmtree(final)
-        partial.rename(final)
-        _sync(root)
+        ranks.barrier()
+        if ranks.rank == 0:
+            (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
+            (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
+            _seal(partial)
+            if final.exists():  # a damaged one, which the run went back behind
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync(root)
     return final
 
 

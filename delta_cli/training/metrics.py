@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.training.rollouts import RolloutBatch
 
+RANK_PHASES = ("rollout", "score", "update")  # those whose time may differ between processes
 PHASES = ("rollout", "reward", "score", "credit", "update", "evaluate", "save")
 
 
@@ -81,6 +83,14 @@ METRICS: dict[str, Metric] = {
     "seconds": Metric("s", "time of the step"),
     "eval_accuracy": Metric("share", "accuracy on the held-out problems; only in steps that evaluate", "rises"),
 } | {f"seconds_{phase}": Metric("s", f"time of the phase: {phase}") for phase in PHASES}
+RANK_METRICS = {
+    "processes": Metric("processes", "that trained; only where there are several, like what follows"),
+    "peak_memory_least": Metric("bytes", "peak_memory of the process that used least"),
+} | {
+    f"seconds_{phase}_spread": Metric("s", f"time of the phase {phase}: the slowest process less the fastest", "small")
+    for phase in RANK_PHASES
+}
+METRICS |= RANK_METRICS
 
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
@@ -121,6 +131,19 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[n
         "margin_negative": mean(coefficients.margins[negative] > 0),
         "degenerate": coefficients.degenerate,
     }
+
+
+def describe_ranks(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What ranks differ in, from each one's record of a step: the largest memory, and how far times lie apart."""
+    found: dict[str, Any] = {"processes": len(records)}
+    for name in ("peak_memory", "swapped"):
+        values = [record[name] for record in records if record[name] is not None]
+        found[name] = max(values, default=None)
+    found["peak_memory_least"] = min(record["peak_memory"] for record in records)
+    for phase in RANK_PHASES:
+        times = [record[f"seconds_{phase}"] for record in records]
+        found[f"seconds_{phase}_spread"] = max(times) - min(times)
+    return found
 
 
 def swapped() -> int | None:

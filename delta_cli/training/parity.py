@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from backends import registry
-from backends.interface import Backend, OptimizerSettings, Sequences
+from backends.interface import Learner, OptimizerSettings, Sequences, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
@@ -75,7 +75,7 @@ def read_batch(file: Path, temperature: float) -> RolloutBatch:
         raise UserError(f"{file}: not a recorded rollout batch ({type(error).__name__}: {error})") from None
     if not records or len(records) % len(problems):
         raise UserError(f"{file}: {len(records)} responses of {len(problems)} prompts are not a whole batch")
-    starts = np.concatenate([[0], np.cumsum([len(response) for response in responses])]).astype(np.int64)
+    starts = starts_of([len(response) for response in responses])
     return RolloutBatch(
         problems=tuple(problems),
         sequences=Sequences(prompts, np.concatenate(responses), starts, temperature),
@@ -90,19 +90,19 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
     """Score, credit, loss and gradient of the batch, from the model's weights as they are stored."""
     optimizer = OptimizerSettings(beta1=0.0, epsilon=_EPSILON, weight_decay=0.0, max_grad_norm=0.0)
     settings = replace(backend_settings(recipe), model=model, optimizer=optimizer)
-    backend = registry.create(backend_name, settings)
+    learner = registry.create(backend_name, settings)
     try:
-        updater = Updater(recipe, backend)
+        updater = Updater(recipe, learner)
         scored = updater.score(batch)
         credit = updater.credit(batch, scored, 0)
         everything = np.arange(len(batch.problems))
         surrogate = updater.surrogate(batch, credit, everything)
-        before = _weights(backend)
-        loss = backend.accumulate(batch.sequences, surrogate) * surrogate.scale
-        backend.step(_EPSILON * _LENGTH, surrogate.scale)
-        after = _weights(backend)
+        before = _weights(learner)
+        loss = updater.accumulate(batch, everything, surrogate) * surrogate.scale
+        learner.step(_EPSILON * _LENGTH, surrogate.scale)
+        after = _weights(learner)
     finally:
-        backend.close()
+        learner.close()
     gradient = {name: (before[name] - after[name]) / _LENGTH for name in before}
     return Replay(
         np.asarray(scored.scores.logprobs, np.float64),
@@ -137,11 +137,11 @@ def _shared(first: Replay, second: Replay) -> Iterable[str]:
     return first.gradient.keys()
 
 
-def _weights(backend: Backend) -> dict[str, Array]:
+def _weights(learner: Learner) -> dict[str, Array]:
     """The model's weights, by way of an export."""
     found: dict[str, Array] = {}
     with TemporaryDirectory() as scratch:
-        backend.export(Path(scratch))
+        learner.export(Path(scratch))
         for file in sorted(Path(scratch).glob("*.safetensors")):
             with safe_open(file, "numpy") as tensors:
                 found |= {name: tensors.get_tensor(name).astype(np.float64) for name in tensors.keys()}  # noqa: SIM118

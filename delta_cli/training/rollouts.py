@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Backend, Completions, Floats, Ids, Sampling, Sequences, token_index
+from backends.interface import Floats, Ids, Sampling, Sequences, starts_of, token_index
 from delta_cli.data.problem import Problem
-from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe.models import Rollout
-from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.responses import Graded, draw
+from delta_cli.rewards.grader import Verdict
+from delta_cli.rewards.responses import Drawn, RolloutWorker
 from delta_cli.training.observer import Observer
 
 
@@ -27,6 +26,7 @@ class RolloutBatch:
     verdicts: tuple[Verdict, ...]  # R
     truncated: NDArray[np.bool_]  # [R]
     engine_logprobs: Floats  # [N] float32
+    version: int = 0  # of the weights it was drawn from
 
     @property
     def samples(self) -> int:
@@ -50,7 +50,7 @@ class RolloutBatch:
 
     def select(self, groups: Ids) -> RolloutBatch:
         """The batch of some of its prompts."""
-        rows = (groups[:, None] * self.samples + np.arange(self.samples)).ravel()
+        rows = self.rows(groups)
         return RolloutBatch(
             problems=tuple(self.problems[group] for group in groups),
             sequences=self.sequences.select(rows),
@@ -58,7 +58,17 @@ class RolloutBatch:
             verdicts=tuple(self.verdicts[row] for row in rows),
             truncated=self.truncated[rows],
             engine_logprobs=self.engine_logprobs[token_index(self.sequences.starts, rows)],
+            version=self.version,
         )
+
+    def rows(self, groups: Ids) -> Ids:
+        """The responses to some of the prompts, in that order."""
+        return (groups[:, None] * self.samples + np.arange(self.samples)).ravel()
+
+    def tokens_of_groups(self) -> Ids:
+        """Tokens that each prompt and its responses are together, [G]: what a forward of them costs."""
+        prompts = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
+        return prompts + self.sequences.lengths.reshape(len(self.problems), -1).sum(axis=1)
 
     def mixed_groups(self) -> Ids:
         """Prompts whose responses did not all get the same reward."""
@@ -70,11 +80,10 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """One batch of several, in order."""
     if len(batches) == 1:
         return batches[0]
-    lengths = np.concatenate([batch.sequences.lengths for batch in batches])
     sequences = Sequences(
         prompts=tuple(prompt for batch in batches for prompt in batch.sequences.prompts),
         tokens=np.concatenate([batch.sequences.tokens for batch in batches]),
-        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        starts=starts_of(np.concatenate([batch.sequences.lengths for batch in batches])),
         temperature=batches[0].sequences.temperature,
     )
     return RolloutBatch(
@@ -84,6 +93,7 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         verdicts=tuple(verdict for batch in batches for verdict in batch.verdicts),
         truncated=np.concatenate([batch.truncated for batch in batches]),
         engine_logprobs=np.concatenate([batch.engine_logprobs for batch in batches]),
+        version=min(batch.version for batch in batches),
     )
 
 
@@ -92,21 +102,27 @@ class PendingBatch:
     """Sampled responses whose last verdicts are still to come."""
 
     problems: tuple[Problem, ...]  # G
-    sequences: Sequences  # R
-    completions: Completions
-    responses: tuple[Graded, ...]  # R
-    flips: NDArray[np.bool_]  # [R] rewards to turn into their opposite, to study noise
+    drawn: Drawn
+    sampling: Sampling
+    flip: float  # share of rewards to turn into their opposite, to study noise
 
     def result(self) -> RolloutBatch:
-        """Wait for the verdicts."""
-        verdicts = [response.verdict.result() for response in self.responses]
+        """Wait for the verdicts, those of other ranks included."""
+        found, samples = self.drawn.result(), self.sampling.samples
+        flips = np.random.default_rng(self.sampling.seed).random(len(found.texts)) < self.flip
         return RolloutBatch(
             problems=self.problems,
-            sequences=self.sequences,
-            texts=tuple(response.text for response in self.responses),
-            verdicts=tuple(_flip(v) if flip else v for v, flip in zip(verdicts, self.flips, strict=True)),
-            truncated=self.completions.truncated,
-            engine_logprobs=self.completions.logprobs,
+            sequences=Sequences(
+                prompts=tuple(prompt for prompt in found.prompts for _ in range(samples)),
+                tokens=found.completions.tokens,
+                starts=found.completions.starts,
+                temperature=self.sampling.temperature,
+            ),
+            texts=found.texts,
+            verdicts=tuple(_flip(v) if flip else v for v, flip in zip(found.verdicts, flips, strict=True)),
+            truncated=found.completions.truncated,
+            engine_logprobs=found.completions.logprobs,
+            version=found.completions.version,
         )
 
 
@@ -115,51 +131,28 @@ def _flip(verdict: Verdict) -> Verdict:
     return replace(verdict, reward=verdict.reward + (-1.0 if verdict.correct else 1.0))
 
 
-@dataclass
-class Roller:
-    """Draws responses with one model and tokenizer, and hands each to a grader as soon as it is complete."""
+def roll(
+    worker: RolloutWorker,
+    problems: Sequence[Problem],
+    settings: Rollout,
+    seed: int,
+    flip: float = 0.0,
+    observer: Observer | None = None,
+    interrupt: Callable[[], None] = lambda: None,
+) -> PendingBatch:
+    """Sample ``settings.responses`` responses for each problem; ``interrupt`` may raise StopRequested."""
+    observer = observer or Observer()
+    observer.phase("rollout", len(problems) * settings.responses)
+    ranks = worker.collective.size  # what the others have drawn is not known here: about as much
+    sampling = Sampling(
+        max_tokens=settings.max_tokens,
+        stop_ids=worker.tokenizer.eos_ids,
+        temperature=settings.temperature,
+        samples=settings.responses,
+        seed=seed,
+    )
 
-    backend: Backend
-    tokenizer: Tokenizer
-    grader: Grader
-    settings: Rollout
-    template: str
-    flip: float = 0.0  # share of rewards to flip
-    observer: Observer = field(default_factory=Observer)
+    def on_progress(responses: int, tokens: int) -> None:
+        observer.advance(min(responses * ranks, len(problems) * settings.responses), tokens * ranks)
 
-    def roll(self, problems: Sequence[Problem], seed: int, check: Callable[[], None] = lambda: None) -> PendingBatch:
-        """Sample ``settings.responses`` responses for each problem; ``check`` may raise to end it early.
-
-        It is called whenever a response is complete.
-        """
-
-        def heard(responses: int, tokens: int) -> None:
-            check()
-            self.observer.advance(responses, tokens)
-
-        samples = self.settings.responses
-        self.observer.phase("rollout", len(problems) * samples)
-        sampling = self._sampling(seed)
-        drawn = draw(self.backend, self.tokenizer, self.grader, problems, self.template, sampling, heard)
-        sequences = Sequences(
-            prompts=tuple(prompt for prompt in drawn.prompts for _ in range(samples)),
-            tokens=drawn.completions.tokens,
-            starts=drawn.completions.starts,
-            temperature=self.settings.temperature,
-        )
-        return PendingBatch(
-            problems=tuple(problems),
-            sequences=sequences,
-            completions=drawn.completions,
-            responses=drawn.responses,
-            flips=np.random.default_rng(seed).random(len(sequences)) < self.flip,
-        )
-
-    def _sampling(self, seed: int) -> Sampling:
-        return Sampling(
-            max_tokens=self.settings.max_tokens,
-            stop_ids=self.tokenizer.eos_ids,
-            temperature=self.settings.temperature,
-            samples=self.settings.responses,
-            seed=seed,
-        )
+    return PendingBatch(tuple(problems), worker.draw(problems, sampling, on_progress, interrupt), sampling, flip)

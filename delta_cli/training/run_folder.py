@@ -98,6 +98,14 @@ class RunFolder:
                 with writing(file), file.open("rb") as stream:
                     os.fsync(stream.fileno())
 
+    def emptied_model(self) -> Path:
+        """The folder of the exported model, there and without files of an earlier export."""
+        self.model.mkdir(parents=True, exist_ok=True)
+        for file in self.model.iterdir():
+            if file.is_file():
+                file.unlink()
+        return self.model
+
     def rollout_file(self, step: int) -> Path:
         """Where the rollout batch of a step is recorded."""
         return self.rollouts / f"step-{step:06d}.jsonl.gz"
@@ -111,6 +119,32 @@ class RunFolder:
             with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
                 stream.writelines(map(_line, records))
             partial.replace(file)
+
+
+class FollowedFolder(RunFolder):
+    """The folder of a run as the ranks after the first know it: they read it, and the first one writes."""
+
+    def hold(self) -> None:
+        """The first rank holds it."""
+
+    def release(self) -> None:
+        """Nothing was held."""
+
+    def begin(self, recipe: str, step: int | None = None) -> None:
+        """The first rank writes the recipe."""
+
+    def append(self, file: Path, record: Record) -> None:
+        """The first rank adds the line."""
+
+    def sync(self) -> None:
+        """Nothing was written."""
+
+    def emptied_model(self) -> Path:
+        """The first rank empties it."""
+        return self.model
+
+    def write_rollouts(self, step: int, records: Iterable[Record]) -> None:
+        """The first rank records them."""
 
 
 def read_lines(file: Path) -> Iterator[Record]:

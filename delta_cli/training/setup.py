@@ -19,10 +19,10 @@ from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.rewards.spec import Overlong, RewardSpec
 from delta_cli.training.observer import Notice, Observer
-from delta_cli.training.rollouts import Roller
-from delta_cli.training.run_folder import RunFolder
+from delta_cli.training.run_folder import FollowedFolder, RunFolder
 from delta_cli.training.trainer import Trainer
 
 GOLD_SAMPLE = 200  # gold answers verified before a run
@@ -47,6 +47,8 @@ def open_trainer(
     benchmarks = load_benchmarks(recipe, data)
     encode_prompt(data.problems[0], template_of(recipe), tokenizer)  # a template that cannot be rendered fails here
     with ExitStack() as stack:
+        ranks = registry.join(name)
+        stack.callback(ranks.close)
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
             grader.check(data.problems[0])
@@ -54,16 +56,15 @@ def open_trainer(
             observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
         for line in gold_notices(recipe, data, grader):
             observer.notice(Notice("gold_refused", line))
-        folder = RunFolder(run_dir)
+        folder = RunFolder(run_dir) if ranks.rank == 0 else FollowedFolder(run_dir)
         folder.hold()
         stack.callback(folder.release)
-        backend = registry.create(name, backend_settings(recipe))
-        stack.callback(backend.close)
-        roller = Roller(backend, tokenizer, grader, recipe.rollout, template_of(recipe), recipe.reward.flip, observer)
+        engine = registry.create(name, backend_settings(recipe, ranks.size), ranks)
+        stack.callback(engine.close)
         yield Trainer(
             recipe,
-            backend,
-            roller,
+            engine,
+            RolloutWorker(engine, tokenizer, grader, template_of(recipe), ranks),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -187,7 +188,7 @@ def make_grader(recipe: Recipe) -> Grader:
     return Grader(spec, reward.workers, reward.timeout)
 
 
-def backend_settings(recipe: Recipe) -> BackendSettings:
+def backend_settings(recipe: Recipe, processes: int = 1) -> BackendSettings:
     """What a backend needs of a recipe."""
     model, update = recipe.model, recipe.update
     lora = None

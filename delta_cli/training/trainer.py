@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from backends.interface import Backend
+from backends.collective import any_of, from_first
+from backends.interface import BackendError, Learner
 from delta_cli.data import sampler
 from delta_cli.data.problem import Problem
-from delta_cli.errors import UserError
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import StopRequested, UserError
 from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
 from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
+from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training import checkpoint, tripwires
 from delta_cli.training.checkpoint import State
-from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, swapped
+from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.observer import Example, Notice, Observer
-from delta_cli.training.rollouts import Roller, RolloutBatch, join
+from delta_cli.training.rollouts import RolloutBatch, join, roll
 from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, read_lines, writing
 from delta_cli.training.seeds import derive
 from delta_cli.training.update import Credit, Updater
@@ -71,8 +74,8 @@ class Trainer:
     """A run: its parts, and the counters it goes on from."""
 
     recipe: Recipe
-    backend: Backend
-    roller: Roller
+    learner: Learner
+    worker: RolloutWorker  # its sampler draws from the weights that the learner publishes
     problems: Sequence[Problem]
     benchmarks: Sequence[Benchmark]  # to evaluate on
     evaluation: EvaluationSettings
@@ -83,7 +86,8 @@ class Trainer:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.updater = Updater(self.recipe, self.backend)
+        self.ranks = self.worker.collective
+        self.updater = Updater(self.recipe, self.learner, self.ranks)
         self._first: Record | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()
         self._nonfinite = 0
@@ -102,15 +106,16 @@ class Trainer:
         self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step)
         try:
             self._train()
-        except Interrupted:
+        except StopRequested:
             if self.state.step != self._saved:
                 self._save()
-            raise
+            raise Interrupted(self.state.step) from None
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
-            self.backend.export(_emptied(self.folder.model))
+            self.learner.export(self.folder.emptied_model())
 
     def _train(self) -> None:
+        self._publish()
         if self.state.step == 0 and self.recipe.evaluation.at_start:
             self._evaluate(0)
         while self.state.step < self.recipe.run.steps:
@@ -130,6 +135,7 @@ class Trainer:
         with self.clock.phase("update"):
             self.observer.phase("update")
             updates = self.updater.update(batch, credit, number)
+            self._publish()
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
         record: Record = {"step": number + 1}
@@ -151,10 +157,18 @@ class Trainer:
         for attempt in range(rollout.dynamic_limit if rollout.dynamic else 1):
             with self.clock.phase("rollout"):
                 drawn = sampler.batch(self.problems, self.state.draws + attempt, rollout.prompts, seed)
-                waiting = self.roller.roll(drawn, derive(seed, number, f"rollout {attempt}"), self._check_stop)
+                waiting = roll(
+                    self.worker,
+                    drawn,
+                    rollout,
+                    derive(seed, number, f"rollout {attempt}"),
+                    self.recipe.reward.flip,
+                    self.observer,
+                    self._interrupt,
+                )
             with self.clock.phase("reward"):
                 self.observer.phase("reward")
-                batch = waiting.result()
+                batch = self._checked(waiting.result())
             self._check_stop()
             if not rollout.dynamic:
                 return batch, 1
@@ -166,6 +180,21 @@ class Trainer:
         groups = joined.mixed_groups()[: rollout.prompts]
         # A draw without any mixed group teaches nothing; it is kept as it is, so that the step says so.
         return (joined.select(groups) if len(groups) else kept[0]), len(kept)
+
+    def _checked(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch, which must come from the weights that are about to be updated, or be corrected for that."""
+        present = self.learner.version
+        if batch.version != present and self.recipe.update.importance_cap is None:
+            raise BackendError(
+                f"responses came from version {batch.version} of the weights, but the policy is at {present}; the "
+                "sampling engine did not take the last update. Set update.importance_cap to correct for it"
+            )
+        return batch
+
+    def _publish(self) -> None:
+        """Have the sampler draw from the present weights."""
+        sampler = self.worker.sampler
+        sampler.load_weights(self.learner.publish(sampler.inbox))
 
     def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
         scores = credit.scored.scores
@@ -182,8 +211,9 @@ class Trainer:
         every = self.recipe.checkpoint.rollouts_every
         with self.clock.phase("save"):
             if every and record["step"] % every == 0:
-                self.folder.write_rollouts(record["step"], rollout_records(batch, credit, self.roller))
-        record |= {"peak_memory": self.backend.peak_memory(), "swapped": swapped()} | self.clock.record()
+                self.folder.write_rollouts(record["step"], rollout_records(batch, credit, self.worker.tokenizer))
+        record |= {"peak_memory": self.learner.peak_memory(), "swapped": swapped()} | self.clock.record()
+        record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
         record["rollout_tokens_per_second"] = record["tokens"] / max(record["seconds_rollout"], 1e-9)
         # JSON has no infinity and no NaN.
@@ -220,9 +250,7 @@ class Trainer:
 
     def _run_benchmark(self, benchmark: Benchmark) -> BenchmarkResult:
         return run_benchmark(
-            self.backend,
-            self.roller.tokenizer,
-            self.roller.grader,
+            self.worker,
             benchmark,
             self.evaluation,
             progress=lambda name, done, total: self.observer.advance(done, 0),
@@ -245,13 +273,14 @@ class Trainer:
             if record and settings.keep_best and self._is_best(record):
                 self.state = replace(self.state, best=record[settings.keep_best], best_step=self.state.step)
             self.folder.sync()
-            checkpoint.save(root, self.state, to_toml(self.recipe), self.backend.save)
-            checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
+            checkpoint.save(root, self.state, to_toml(self.recipe), self.learner.save, self.ranks)
+            if self.ranks.rank == 0:
+                checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
             self._saved = self.state.step
 
     def _restore(self) -> int | None:
         """Load the newest whole checkpoint and return its step; None where the run had not saved one yet."""
-        found, damaged = checkpoint.find(self.folder.checkpoints)
+        found, damaged = from_first(self.ranks, self._find())
         for line in damaged:
             self.observer.notice(Notice("damaged_checkpoint", line))
         if found is None:
@@ -264,9 +293,13 @@ class Trainer:
                 f"{found}: the problems of {self.recipe.data.source} are not those this run began with; put the data "
                 "back, or start a new run"
             )
-        self.backend.load(found)
+        self.learner.load(found)
         self.state, self._saved = state, state.step
         return state.step
+
+    def _find(self) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint and what is wrong with newer ones; only the first rank looks."""
+        return checkpoint.find(self.folder.checkpoints) if self.ranks.rank == 0 else (None, [])
 
     def _recall(self) -> None:
         """What tripwires need to know of the steps before."""
@@ -276,8 +309,14 @@ class Trainer:
             self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
 
     def _check_stop(self) -> None:
+        """Where all ranks pass: stop all of them if one was asked to."""
+        if any_of(self.ranks, self.stop_asked()):
+            raise StopRequested
+
+    def _interrupt(self) -> None:
+        """Where ranks are on their own, which agree afterwards."""
         if self.stop_asked():
-            raise Interrupted(self.state.step)
+            raise StopRequested
 
     def _guard(self, nothing_finite: bool) -> None:
         """Stop a run whose updates are no numbers any more."""
@@ -291,7 +330,7 @@ class Trainer:
             )
 
 
-def rollout_records(batch: RolloutBatch, credit: Credit, roller: Roller) -> Iterator[Record]:
+def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -> Iterator[Record]:
     """A line for each response: texts, ids, reward, advantage, and the numbers of every token."""
     scores, starts = credit.scored.scores, batch.sequences.starts
     columns = {
@@ -308,7 +347,7 @@ def rollout_records(batch: RolloutBatch, credit: Credit, roller: Roller) -> Iter
         yield {
             "group": group,
             "problem": problem.id,
-            "prompt": roller.tokenizer.decode(prompt, skip_special=False),
+            "prompt": tokenizer.decode(prompt, skip_special=False),
             "prompt_ids": prompt.tolist(),
             "response": text,
             "tokens": batch.sequences.tokens[first:last].tolist(),
@@ -341,12 +380,3 @@ def _digest(problems: Sequence[Problem]) -> str:
     for problem in problems:
         found.update(repr((problem.id, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
-
-
-def _emptied(folder: Path) -> Path:
-    """The folder, there and without files of an earlier export."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.iterdir():
-        if file.is_file():
-            file.unlink()
-    return folder

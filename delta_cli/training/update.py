@@ -8,8 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Backend, Floats, Ids, Proxy, Scores, Sequences, token_index
+from backends.collective import SOLO, deal
+from backends.interface import (
+    Collective,
+    Features,
+    Floats,
+    Ids,
+    Learner,
+    Proxy,
+    Scores,
+    Sequences,
+    starts_of,
+    token_index,
+)
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
+from delta_cli.credit.shared import SharedFeatures, whole
 from delta_cli.credit.surrogate import Totals
 from delta_cli.recipe.models import Recipe
 from delta_cli.training.rollouts import RolloutBatch
@@ -65,19 +78,28 @@ class Updates:
 
 
 class Updater:
-    """The algorithm of a recipe on a backend."""
+    """The algorithm of a recipe on a learner. Every rank knows the whole batch and computes its own groups of it."""
 
-    def __init__(self, recipe: Recipe, backend: Backend) -> None:
+    def __init__(self, recipe: Recipe, learner: Learner, collective: Collective = SOLO) -> None:
         self.recipe = recipe
-        self.backend = backend
+        self.learner = learner
+        self.collective = collective
         self.method = recipe.method.resolve()
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
 
     def score(self, batch: RolloutBatch) -> Scored:
         """One forward gives log-probabilities, entropies and, where the method needs them, features."""
-        scores = self.backend.score(batch.sequences, self.proxy)
-        reference = self.backend.reference(batch.sequences) if self.recipe.update.kl_coefficient else None
-        return Scored(scores, reference)
+        groups = self._share(batch.tokens_of_groups())
+        own = self.learner.score(batch.sequences.select(batch.rows(groups)), self.proxy)
+        index = token_index(batch.sequences.starts, batch.rows(groups))
+        reference = None
+        if self.recipe.update.kl_coefficient:
+            reference = self._whole(self.learner.reference(batch.sequences.select(batch.rows(groups))), index, batch)
+        features: Features | None = own.features
+        if own.features is not None and self.collective.size > 1:
+            features = SharedFeatures(own.features, index, len(batch.sequences.tokens), self.collective)
+        logprobs, entropies = (self._whole(values, index, batch) for values in (own.logprobs, own.entropies))
+        return Scored(Scores(logprobs, entropies, features), reference)
 
     def credit(self, batch: RolloutBatch, scored: Scored, step: int) -> Credit:
         """Advantages and token weights; the features are closed afterwards."""
@@ -93,7 +115,6 @@ class Updater:
                 batch.sequences.starts,
                 groups=batch.groups if self.recipe.delta.scope == "group" else None,
                 rng=generator(self.recipe.run.seed, step, "coefficients"),
-                all_sum=self.backend.all_sum,
                 **asdict(self.recipe.delta.resolve()),
             )
         finally:
@@ -104,7 +125,7 @@ class Updater:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
         probe = _shortest(batch)
-        before = self.backend.score(probe).logprobs
+        before = self.learner.score(probe).logprobs
         for epoch in range(settings.epochs):
             order = np.arange(len(batch.problems))
             if epoch:
@@ -113,18 +134,17 @@ class Updater:
                 if len(groups):
                     self._update_on(batch, credit, groups, settings.rate(step, self.recipe.run.steps), done)
         if done.norms:
-            done.policy_shift = float(np.abs(self.backend.score(probe).logprobs - before).max(initial=0.0))
+            done.policy_shift = float(np.abs(self.learner.score(probe).logprobs - before).max(initial=0.0))
         return done
 
     def _update_on(self, batch: RolloutBatch, credit: Credit, groups: Ids, rate: float, done: Updates) -> None:
-        mini = batch.select(groups)
         surrogate = self.surrogate(batch, credit, groups)
         if not surrogate.has_gradient:
             done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
             return
-        loss = self.backend.accumulate(mini.sequences, surrogate)
+        loss = self.accumulate(batch, groups, surrogate)
         # A gradient that is not finite updates nothing, and neither does one of a loss that is not.
-        norm = self.backend.step(rate, surrogate.scale if np.isfinite(loss) else np.nan)
+        norm = self.learner.step(rate, surrogate.scale if np.isfinite(loss) else np.nan)
         if np.isfinite(norm):
             done.losses.append(loss * surrogate.scale)
             done.norms.append(norm)
@@ -133,21 +153,31 @@ class Updater:
             done.skipped += 1
         done.totals.append(surrogate.totals)
 
+    def accumulate(self, batch: RolloutBatch, groups: Ids, surrogate: Surrogate) -> float:
+        """Add the gradient of the mini-batch of these prompts; its loss, and in the surrogate its totals."""
+        share = self._share(batch.tokens_of_groups()[groups])
+        places = (share[:, None] * batch.samples + np.arange(batch.samples)).ravel()  # of own rows in the mini-batch
+        sequences = batch.sequences.select(batch.rows(groups[share]))
+        loss = self.learner.accumulate(sequences, _OwnRows(surrogate, places))
+        if self.collective.size == 1:
+            return loss
+        losses, totals = zip(*self.collective.gather((loss, surrogate.totals)), strict=True)
+        surrogate.totals = sum(totals, Totals())
+        return float(sum(losses))
+
     def surrogate(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> Surrogate:
         """The objective of the mini-batch of these prompts, for the sequences of ``batch.select(groups)``."""
-        return Surrogate(self.method, self._mini_batch(batch, credit, groups), self.backend.all_sum)
+        return Surrogate(self.method, self._mini_batch(batch, credit, groups))
 
     def _mini_batch(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> MiniBatch:
-        samples, settings = batch.samples, self.recipe.update
-        rows = (groups[:, None] * samples + np.arange(samples)).ravel()
+        rows, settings = batch.rows(groups), self.recipe.update
         index = token_index(batch.sequences.starts, rows)
-        lengths = batch.sequences.lengths[rows]
         scores, reference = credit.scored.scores, credit.scored.reference_logp
         engine = None if settings.importance_cap is None else batch.engine_logprobs
         return MiniBatch(
             logp_old=np.asarray(scores.logprobs, np.float64)[index],
             advantages=credit.advantages[rows],
-            starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            starts=starts_of(batch.sequences.lengths[rows]),
             weights=credit.coefficients.weights[index],
             entropies=np.asarray(scores.entropies, np.float64)[index],
             kept=~batch.truncated[rows] if settings.drop_truncated else None,
@@ -157,6 +187,30 @@ class Updater:
             engine_logp=None if engine is None else np.asarray(engine, np.float64)[index],
             importance_cap=settings.importance_cap,
         )
+
+    def _share(self, tokens: Ids) -> Ids:
+        """Which of the groups with so many tokens this rank computes, ascending."""
+        return deal(tokens, self.collective.size)[self.collective.rank]
+
+    def _whole(self, values: Floats, index: Ids, batch: RolloutBatch) -> Floats:
+        """A vector over all tokens of which this rank has the values at ``index``."""
+        if self.collective.size == 1:
+            return values
+        return whole(values, index, len(batch.sequences.tokens), self.collective)
+
+
+@dataclass(frozen=True)
+class _OwnRows:
+    """The objective of a mini-batch, for a learner that has its responses at ``places`` only."""
+
+    surrogate: Surrogate
+    places: Ids
+
+    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
+        return self.surrogate(logp, self.places[rows])
+
+    def restart(self) -> None:
+        self.surrogate.restart()
 
 
 def _shortest(batch: RolloutBatch) -> Sequences:

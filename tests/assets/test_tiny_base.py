@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from backends import registry
-from backends.interface import Backend, BackendSettings, Sequences
+from backends.interface import BackendSettings, Engine, Sequences
 from delta_cli.assets import model_path
 from delta_cli.assets.make_tiny_base import (
     Plan,
@@ -104,7 +104,7 @@ def test_answers_some_of_its_problems(tokenizer: Tokenizer) -> None:
 
 
 @pytest.fixture
-def minute(tmp_path: Path) -> Iterator[Backend]:
+def minute(tmp_path: Path) -> Iterator[Engine]:
     """A model of a few thousand weights on the fake backend."""
     write_tokenizer(tmp_path)
     write_qwen3(
@@ -140,9 +140,7 @@ def test_the_wanted_share_of_results_is_off_by_one(tokenizer: Tokenizer) -> None
     )
 
 
-def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(
-    minute: Backend, tokenizer: Tokenizer
-) -> None:
+def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(minute: Engine, tokenizer: Tokenizer) -> None:
     sequences = demonstrations(tasks.problems(TaskSpec(), 8, seed=0), Plan(), 0, tokenizer)
     losses = [supervised_step(minute, sequences, 1e-2) for _ in range(4)]
     assert losses == sorted(losses, reverse=True)
@@ -150,7 +148,7 @@ def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(
     assert -minute.score(sequences).logprobs.mean() < losses[-1]
 
 
-def test_random_weights_box_no_answer(minute: Backend, tokenizer: Tokenizer) -> None:
+def test_random_weights_box_no_answer(minute: Engine, tokenizer: Tokenizer) -> None:
     problems = tasks.problems(TaskSpec(digits=1), 4, seed=0)
     assert sampled_accuracy(minute, problems, tokenizer, TaskSpec(digits=1), seed=0) == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.interface import BackendSettings
-from backends.torch.backend import TorchBackend
+from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
 
 
@@ -21,6 +21,6 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(torch_folder: Path) -> Callable[..., TorchBackend]:
+def make(torch_folder: Path) -> Callable[..., TorchEngine]:
     """Create a backend on it with some settings."""
-    return lambda **settings: TorchBackend(BackendSettings(model=str(torch_folder), **settings), "cpu")
+    return lambda **settings: TorchEngine(BackendSettings(model=str(torch_folder), **settings), "cpu")

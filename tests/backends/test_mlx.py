@@ -26,11 +26,12 @@ from backends.interface import (
     LoraSettings,
     OptimizerSettings,
     Proxy,
+    RolloutRequest,
     Sampling,
     Sequences,
 )
 from backends.mlx import memory
-from backends.mlx.backend import MlxBackend
+from backends.mlx.backend import MlxEngine
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
@@ -59,9 +60,9 @@ def quantised(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: py
     return path
 
 
-def create(folder: Path, **settings: Any) -> MlxBackend:
+def create(folder: Path, **settings: Any) -> MlxEngine:
     backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
-    assert isinstance(backend, MlxBackend)
+    assert isinstance(backend, MlxEngine)
     return backend
 
 
@@ -83,7 +84,9 @@ def test_the_token_that_ends_a_response_is_kept_with_its_logprob(folder: Path) -
     """Where every id but one ends a response, so does nearly every first token."""
     backend = create(folder)
     prompt = np.array([3, 4, 5])
-    drawn = backend.rollout([prompt], Sampling(max_tokens=5, stop_ids=tuple(range(1, VOCAB)), samples=20))
+    drawn = backend.rollout(
+        RolloutRequest((prompt,), Sampling(max_tokens=5, stop_ids=tuple(range(1, VOCAB)), samples=20))
+    )
     assert all(drawn.tokens[drawn.starts[1:] - 1] != 0)
     assert not drawn.truncated.any()
     scored = backend.score(Sequences((prompt,) * 20, drawn.tokens, drawn.starts)).logprobs
@@ -245,15 +248,15 @@ def test_out_of_memory_halves_the_micro_batch_with_the_same_result(
 ) -> None:
     def gradient(limit: int) -> tuple[float, dict[str, np.ndarray]]:
         backend = create(folder)
-        accumulate = backend._accumulate
+        backward = backend._backward
 
         def within(part: Any, *arguments: Any) -> float:
-            loss = accumulate(part, *arguments)  # fails after the surrogate has seen it
+            loss = backward(part, *arguments)  # fails after the surrogate has seen it
             if part.ids.size > limit:
                 raise RuntimeError("[malloc_or_wait] Unable to allocate 42 bytes.")
             return loss
 
-        monkeypatch.setattr(backend, "_accumulate", within)
+        monkeypatch.setattr(backend, "_backward", within)
         surrogate = Counting(len(batch().tokens))
         backend.accumulate(batch(), surrogate)  # a gradient from before is kept
         loss = backend.accumulate(batch(), surrogate)
@@ -308,7 +311,7 @@ def test_bfloat16_training_keeps_what_a_bfloat16_weight_would_round_away(folder:
 def test_bfloat16_rollouts_and_scores_agree(folder: Path) -> None:
     backend = create(folder, dtype="bfloat16")
     prompts = [np.array([3, 4]), np.array([9, 8, 7, 6])]
-    drawn = backend.rollout(prompts, Sampling(max_tokens=12, stop_ids=(0,), samples=2))
+    drawn = backend.rollout(RolloutRequest(tuple(prompts), Sampling(max_tokens=12, stop_ids=(0,), samples=2)))
     rows = tuple(prompt for prompt in prompts for _ in range(2))
     scored = backend.score(Sequences(rows, drawn.tokens, drawn.starts)).logprobs
     np.testing.assert_allclose(drawn.logprobs, scored, atol=0.05)

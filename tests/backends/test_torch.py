@@ -19,10 +19,11 @@ from backends.interface import (
     LoraSettings,
     OptimizerSettings,
     Proxy,
+    RolloutRequest,
     Sampling,
     Sequences,
 )
-from backends.torch.backend import TorchBackend
+from backends.torch.backend import TorchEngine
 
 VOCAB, EOS = 31, 0
 LORA = LoraSettings(rank=2, targets=("q_proj", "v_proj", "down_proj"))
@@ -63,7 +64,7 @@ class Weighted:
         self.restarts += 1
 
 
-def gradients(backend: TorchBackend) -> dict[str, torch.Tensor]:
+def gradients(backend: TorchEngine) -> dict[str, torch.Tensor]:
     return {name: weight.grad.clone() for name, weight in backend._optimizer.weights.items() if weight.grad is not None}
 
 
@@ -78,7 +79,7 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LORA}, {"dtype": "bfloat16"}], ids=["full", "lora", "bfloat16"])
 def test_training_sees_the_logprobs_that_were_scored(
-    make: Callable[..., TorchBackend], sequences: Sequences, settings: dict[str, Any]
+    make: Callable[..., TorchEngine], sequences: Sequences, settings: dict[str, Any]
 ) -> None:
     """Bit for bit on the CPU, so that the first ratio is exactly 1; twice the same, so that runs repeat."""
     backend, surrogate = make(micro_batch_tokens=30, head_chunk_tokens=4, **settings), Weighted(sequences)
@@ -93,7 +94,7 @@ def test_training_sees_the_logprobs_that_were_scored(
         assert torch.equal(gradient, gradients(again)[name])
 
 
-def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., TorchBackend]) -> None:
+def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., TorchEngine]) -> None:
     """Tokens that go through the layers, counted; the numbers are those of responses that share nothing."""
     prompts = [np.array([3, 4, 5, 6, 7]), np.array([8, 9])]
     lengths = [4, 1, 6, 3, 3, 2]
@@ -117,7 +118,7 @@ def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., Tor
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_checkpointing_recomputes_layers_and_changes_no_gradient(
-    make: Callable[..., TorchBackend], sequences: Sequences, lora: LoraSettings | None
+    make: Callable[..., TorchEngine], sequences: Sequences, lora: LoraSettings | None
 ) -> None:
     surrogate, found, calls = Weighted(sequences), [], []
     for checkpointing in (False, True):
@@ -129,16 +130,16 @@ def test_checkpointing_recomputes_layers_and_changes_no_gradient(
     close(found[1], found[0])
     assert len(calls) == 1 + 2
     assert not any(module.training for module in backend._policy.causal.modules())
-    backend.rollout([np.array([3])], Sampling(max_tokens=2, stop_ids=()))  # the cache is back
+    backend.rollout(RolloutRequest((np.array([3]),), Sampling(max_tokens=2, stop_ids=())))  # the cache is back
 
 
-def fail_above(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, tokens: int, error: Exception) -> list[int]:
+def fail_above(backend: TorchEngine, monkeypatch: pytest.MonkeyPatch, tokens: int, error: Exception) -> list[int]:
     """Let backward passes of more than ``tokens`` tokens run out of memory, after the trunk's forward."""
     backward, sizes = backend._backward, []
 
-    def limited(head: Any, batch: Any, *rest: Any) -> float:
+    def limited(batch: Any, *rest: Any) -> float:
         sizes.append(batch.ids.size)
-        loss = backward(head, batch, *rest)
+        loss = backward(batch, *rest)
         if batch.ids.size > tokens:
             raise error
         return loss
@@ -153,7 +154,7 @@ def fail_above(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch, tokens: i
     ids=["cuda", "cpu"],
 )
 def test_out_of_memory_halves_the_micro_batch(
-    make: Callable[..., TorchBackend], sequences: Sequences, error: Exception, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient is as if nothing had happened, the one from an earlier call included; the budget stays small."""
     plain, backend = make(), make(micro_batch_tokens=80)
@@ -174,17 +175,17 @@ def test_out_of_memory_halves_the_micro_batch(
 
 
 def test_a_sequence_that_does_not_fit(
-    make: Callable[..., TorchBackend], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = make()
     fail_above(backend, monkeypatch, 5, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(BackendError, match="single sequence of 12 tokens"):
         backend.accumulate(sequences, Weighted(sequences))
     with pytest.raises(RuntimeError, match="size"):  # other errors pass
-        backend._within_memory(lambda: torch.ones(2) @ torch.ones(3), lambda: None)  # type: ignore[arg-type, return-value]
+        backend.recovery.run(lambda: torch.ones(2) @ torch.ones(3))
 
 
-def test_bfloat16_keeps_small_updates(make: Callable[..., TorchBackend], sequences: Sequences, tmp_path: Path) -> None:
+def test_bfloat16_keeps_small_updates(make: Callable[..., TorchEngine], sequences: Sequences, tmp_path: Path) -> None:
     """At a rate of 1e-6 a bfloat16 weight would not move; the float32 master does, in nearly every entry."""
     backend = make(dtype="bfloat16", optimizer=OptimizerSettings(weight_decay=0))
     before = copy.deepcopy(dict(backend._optimizer.weights))
@@ -201,7 +202,7 @@ def test_bfloat16_keeps_small_updates(make: Callable[..., TorchBackend], sequenc
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_the_reference_is_the_policy_as_it_was_loaded(
-    make: Callable[..., TorchBackend], sequences: Sequences, dtype: str, lora: LoraSettings | None
+    make: Callable[..., TorchEngine], sequences: Sequences, dtype: str, lora: LoraSettings | None
 ) -> None:
     backend = make(dtype=dtype, lora=lora, keep_reference=True)
     loaded = backend.score(sequences).logprobs
@@ -220,7 +221,7 @@ def test_the_reference_is_the_policy_as_it_was_loaded(
 @pytest.mark.parametrize("file", ["weights.safetensors", "moments.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "gone", "other"])
 def test_damaged_checkpoints_change_nothing(
-    make: Callable[..., TorchBackend], sequences: Sequences, file: str, damage: str, tmp_path: Path
+    make: Callable[..., TorchEngine], sequences: Sequences, file: str, damage: str, tmp_path: Path
 ) -> None:
     backend = make()
     backend.accumulate(sequences, Weighted(sequences))
@@ -250,7 +251,7 @@ def test_damaged_checkpoints_change_nothing(
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT, in this test's own call
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_of_adapters(
-    make: Callable[..., TorchBackend], sequences: Sequences, torch_folder: Path, dtype: str, tmp_path: Path
+    make: Callable[..., TorchEngine], sequences: Sequences, torch_folder: Path, dtype: str, tmp_path: Path
 ) -> None:
     """Merged weights are the base plus the adapters' product; PEFT opens the adapter on the base model."""
     from peft import PeftModel
@@ -282,23 +283,31 @@ def test_export_of_adapters(
     np.testing.assert_allclose(loaded, a, atol=1e-6)
 
 
-def test_ids_that_the_model_does_not_have(make: Callable[..., TorchBackend], sequences: Sequences) -> None:
+def test_ids_that_the_model_does_not_have(make: Callable[..., TorchEngine], sequences: Sequences) -> None:
     backend = make()
     with pytest.raises(ValueError, match="prompt 1 is empty"):
-        backend.rollout([np.array([1]), np.array([], dtype=np.int64)], SAMPLING)
+        backend.rollout(
+            RolloutRequest(
+                (
+                    np.array([1]),
+                    np.array([], dtype=np.int64),
+                ),
+                SAMPLING,
+            )
+        )
     for bad in (VOCAB, -1):
         with pytest.raises(ValueError, match=f"token id {bad} .* vocabulary of {VOCAB}"):
-            backend.rollout([np.array([1, bad])], SAMPLING)
+            backend.rollout(RolloutRequest((np.array([1, bad]),), SAMPLING))
         tokens = sequences.tokens.copy()
         tokens[3] = bad
         with pytest.raises(ValueError, match=f"token id {bad} "):
             backend.score(Sequences(sequences.prompts, tokens, sequences.starts))
 
 
-def test_nothing_to_do(make: Callable[..., TorchBackend]) -> None:
+def test_nothing_to_do(make: Callable[..., TorchEngine]) -> None:
     """No prompts, and responses without tokens: empty results rather than errors."""
     backend = make()
-    drawn = backend.rollout([], SAMPLING)
+    drawn = backend.rollout(RolloutRequest((), SAMPLING))
     assert len(drawn.tokens) == 0
     assert drawn.starts.tolist() == [0]
     empty = Sequences((np.array([1]),), np.empty(0, dtype=np.int64), np.array([0, 0]))

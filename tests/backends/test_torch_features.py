@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backends.interface import BackendError, Proxy, Sequences
-from backends.torch.backend import TorchBackend
+from backends.torch.backend import TorchEngine
 from backends.torch.features import Recompute, Rows, TorchFeatures
 from delta_cli.credit import token_coefficients
 
@@ -30,13 +30,13 @@ def sequences() -> Sequences:
     return Sequences((prompts[0],) * 4 + (prompts[1],) * 4, rng.integers(1, VOCAB, STARTS[-1]), STARTS, temperature=0.8)
 
 
-def scored(backend: TorchBackend, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
+def scored(backend: TorchEngine, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
     features = backend.score(sequences, proxy).features
     assert isinstance(features, TorchFeatures)
     return features
 
 
-def counted(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(backend: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Responses of every forward from now on."""
     hidden, forwards = backend._hidden, []
 
@@ -139,7 +139,7 @@ def test_long_sums_keep_their_precision(budget: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.kind)
 def test_what_is_computed_again_is_what_would_have_been_kept(
-    make: Callable[..., TorchBackend], sequences: Sequences, proxy: Proxy, dtype: str
+    make: Callable[..., TorchEngine], sequences: Sequences, proxy: Proxy, dtype: str
 ) -> None:
     """Bit for bit where all is: the micro-batches are the same. Otherwise within the rounding of the compute."""
     settings = {"dtype": dtype, "micro_batch_tokens": 20, "head_chunk_tokens": 4}
@@ -155,7 +155,7 @@ def test_what_is_computed_again_is_what_would_have_been_kept(
 
 @pytest.mark.parametrize(("kept", "again"), [(0, 8), (4, 6), (13, 5), (20, 4), (36, 0)])
 def test_one_forward_a_reduction_of_the_responses_it_needs(
-    make: Callable[..., TorchBackend], sequences: Sequences, kept: int, again: int, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, kept: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two weighted sums and two projections for one refinement; a response of which a part was kept is one of them."""
     backend = make(feature_bytes=kept * ROW, feature_host_bytes=0)
@@ -171,7 +171,7 @@ def test_one_forward_a_reduction_of_the_responses_it_needs(
 
 
 def test_the_head_is_computed_again_only_where_it_makes_the_rows(
-    make: Callable[..., TorchBackend], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the largest part of a forward with a large vocabulary is saved."""
     for proxy in PROXIES:
@@ -186,7 +186,7 @@ def test_the_head_is_computed_again_only_where_it_makes_the_rows(
 
 
 def test_out_of_memory_while_features_are_computed_again(
-    make: Callable[..., TorchBackend], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is summed twice; the micro-batch stays small; what does not fit alone is said."""
     weights = np.random.default_rng(0).standard_normal((2, STARTS[-1]))
@@ -221,7 +221,7 @@ def test_out_of_memory_while_features_are_computed_again(
     ],
 )
 def test_features_that_do_not_fit(
-    make: Callable[..., TorchBackend], sequences: Sequences, error: Exception, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], sequences: Sequences, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No micro-batch is small enough for them: the budgets are named."""
 

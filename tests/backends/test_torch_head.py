@@ -44,8 +44,8 @@ def test_statistics_and_gradients(case: dict[str, torch.Tensor], chunk: int, tem
     rest = case["targets"], found.logsumexp, case["coefficients"], temperature
     head.add_weight_gradient(gradient, case["hidden"], *rest)
     assert found.entropies is not None
-    assert found.directions is not None
-    slopes = found.directions * (case["coefficients"] / temperature)[:, None]
+    assert found.hidden_gradients is not None
+    slopes = found.hidden_gradients * (case["coefficients"] / temperature)[:, None]
     close(found.logprobs, logprobs)
     close(found.entropies, -(log.exp() * log).sum(1))
     close(slopes, hidden.grad)
@@ -63,9 +63,9 @@ def test_truncated_direction(case: dict[str, torch.Tensor], k: int) -> None:
     found = Head(case["weight"], 4).statistics(
         case["hidden"], case["targets"], 1.0, entropies=False, proxy=Proxy("hidden_topk", k)
     )
-    assert found.directions is not None
+    assert found.hidden_gradients is not None
     assert found.entropies is None
-    close(found.directions, hidden.grad)
+    close(found.hidden_gradients, hidden.grad)
 
 
 def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from backends.interface import Backend, BackendError, BackendSettings, LoraSettings, Sampling, Sequences
+from backends.interface import BackendError, BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
 from backends.torch import create
 from delta_cli.assets.random_model import write_qwen3
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def load(folder: Path | str, **settings: Any) -> Backend:
+def load(folder: Path | str, **settings: Any) -> Engine:
     return create(BackendSettings(model=str(folder), **settings), "cpu")
 
 
@@ -64,7 +64,7 @@ def test_architectures(kind: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     backend = load(tmp_path)
     prompts = [np.array([3, 4, 5, 6, 7, 8, 9]), np.array([2])]
-    drawn = backend.rollout(prompts, Sampling(max_tokens=20, stop_ids=(1,), samples=3))
+    drawn = backend.rollout(RolloutRequest(tuple(prompts), Sampling(max_tokens=20, stop_ids=(1,), samples=3)))
     sequences = Sequences(tuple(prompts[row // 3] for row in range(6)), drawn.tokens, drawn.starts)
     scored = backend.score(sequences)
     np.testing.assert_allclose(drawn.logprobs, scored.logprobs, atol=1e-5)

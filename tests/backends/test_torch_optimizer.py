@@ -18,6 +18,7 @@ from backends.torch import moments as moments_module
 from backends.torch.moments import Moments, Piece, layout
 from backends.torch.optimizer import Optimizer
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
+from backends.torch.sharding import ALONE
 
 CPU = torch.device("cpu")
 # Longer than a block, than a bucket below and than what keeps float32 moments; not multiples of any; tiny.
@@ -33,7 +34,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(seed: int = 0, **settings: object) -> Optimizer:
     generator = torch.Generator().manual_seed(seed)
     weights = {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
-    return Optimizer(weights, OptimizerSettings(**settings))  # type: ignore[arg-type]
+    return Optimizer(weights, OptimizerSettings(**settings), ALONE)  # type: ignore[arg-type]
 
 
 def gradients(step: int) -> dict[str, Tensor]:
@@ -267,7 +268,7 @@ def spread_gradients(spread: float) -> Iterator[Tensor]:
 def test_updates_stay_near_those_of_float32(spread: float, near: float) -> None:
     """Also where gradients in one block span many decades; float32's are at most about 1, in learning rates."""
     pair = [
-        Optimizer({"w": nn.Parameter(torch.zeros(64, 64))}, OptimizerSettings(weight_decay=0.0, moments=moments))
+        Optimizer({"w": nn.Parameter(torch.zeros(64, 64))}, OptimizerSettings(weight_decay=0.0, moments=moments), ALONE)
         for moments in ("float32", "int8")
     ]
     for gradient in spread_gradients(spread):
@@ -304,7 +305,9 @@ def test_least_squares_reaches_the_same_loss() -> None:
         generator = torch.Generator().manual_seed(0)
         solution = torch.randn(128, 64, generator=generator)
         weight = nn.Parameter(torch.zeros(128, 64))
-        optimizer = Optimizer({"w": weight}, OptimizerSettings(weight_decay=0.0, moments=moments, max_grad_norm=0.0))
+        optimizer = Optimizer(
+            {"w": weight}, OptimizerSettings(weight_decay=0.0, moments=moments, max_grad_norm=0.0), ALONE
+        )
         for step in range(400):
             inputs, noise = torch.randn(32, 128, generator=generator) * sizes, torch.randn(32, 64, generator=generator)
             (inputs @ (weight - solution) + noise).square().mean().backward()

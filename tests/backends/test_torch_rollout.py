@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interface import BackendError, Completions, Ids, Sampling, Sequences
+from backends.interface import BackendError, Completions, Ids, RolloutRequest, Sampling, Sequences
 from backends.torch import rollout
-from backends.torch.backend import TorchBackend
+from backends.torch.backend import TorchEngine
 
 VOCAB, EOS = 31, 0
 
@@ -24,14 +24,17 @@ def prompts() -> list[Ids]:
 SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS, 7), samples=4, seed=3)
 
 
-def test_batching_changes_no_response(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_changes_no_response(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Few slots or many, prefills apart or together, ends noticed at once or late: the same responses."""
-    whole = make().rollout(prompts(), SAMPLING)
+    whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     assert len(set(np.diff(whole.starts))) > 5, "ragged"
     assert 0 < whole.truncated.sum() < 20
     for slots, budget, every in ((1, 4, 1), (3, 16384, 1), (7, 10, 1), (20, 16384, 5), (6, 16384, 8)):
         monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
-        same(make(rollout_batch=slots, micro_batch_tokens=budget).rollout(prompts(), SAMPLING), whole)
+        same(
+            make(rollout_batch=slots, micro_batch_tokens=budget).rollout(RolloutRequest(tuple(prompts()), SAMPLING)),
+            whole,
+        )
 
 
 def same(found: Completions, expected: Completions) -> None:
@@ -41,7 +44,7 @@ def same(found: Completions, expected: Completions) -> None:
     np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
 
 
-def test_each_prompt_is_prefilled_once(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the responses of a prompt enter at different times."""
     prefilled: list[int] = []
     original = rollout.Rollout._prefill_group
@@ -51,29 +54,29 @@ def test_each_prompt_is_prefilled_once(make: Callable[..., TorchBackend], monkey
         original(self, group)
 
     monkeypatch.setattr(rollout.Rollout, "_prefill_group", count)
-    make(rollout_batch=3).rollout(prompts(), SAMPLING)
+    make(rollout_batch=3).rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     assert prefilled == [0, 1, 2, 3, 4]
 
 
-def test_finished_responses_cost_nothing(make: Callable[..., TorchBackend]) -> None:
+def test_finished_responses_cost_nothing(make: Callable[..., TorchEngine]) -> None:
     """The decoder's rows add up to the tokens that a forward had to follow, and it ends with the longest."""
     backend = make()
     rows: list[int] = []
     backend._policy.causal.model.layers[0].register_forward_hook(
         lambda _, inputs, __: rows.append(inputs[0].shape[0]) if inputs[0].shape[1] == 1 else None
     )
-    drawn = backend.rollout(prompts(), SAMPLING)
+    drawn = backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     lengths = np.diff(drawn.starts)
     assert sum(rows) == (lengths - 1).sum()
     assert len(rows) == lengths.max() - 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchBackend], dtype: str) -> None:
+def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchEngine], dtype: str) -> None:
     """What was sampled after an update is scored the same after it; bfloat16 rounds the two differently."""
     backend = make(dtype=dtype)
     for _ in range(2):
-        drawn = backend.rollout(prompts(), SAMPLING)
+        drawn = backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING))
         sequences = Sequences(tuple(prompts()[row // 4] for row in range(20)), drawn.tokens, drawn.starts)
         scored = backend.score(sequences).logprobs
         assert np.abs(scored - drawn.logprobs).max() < (1e-5 if dtype == "float32" else 0.15)
@@ -83,7 +86,7 @@ def test_rollouts_use_the_weights_of_now(make: Callable[..., TorchBackend], dtyp
 
 
 def test_the_cache_grows_no_longer_than_a_response_can(
-    make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns: list[int] = []
     reserve = rollout.SlotCache._reserve
@@ -94,7 +97,7 @@ def test_the_cache_grows_no_longer_than_a_response_can(
         columns.append(cache._columns)
 
     monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
-    make().rollout(prompts(), Sampling(max_tokens=90, stop_ids=(), samples=1))
+    make().rollout(RolloutRequest(tuple(prompts()), Sampling(max_tokens=90, stop_ids=(), samples=1)))
     assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY["cpu"]]
 
 
@@ -117,20 +120,20 @@ class Memory:
 
 @pytest.mark.parametrize("where", ["step", "update", "admit"])
 def test_out_of_memory_halves_the_responses_at_a_time(
-    make: Callable[..., TorchBackend], where: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TorchEngine], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each response is what it would have been, is told once, and later rollouts begin with what fits."""
-    whole = make().rollout(prompts(), SAMPLING)
+    whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     backend, memory, finished = make(rollout_batch=16), Memory(monkeypatch, 5, where), list[int]()
     for _ in range(2):
-        same(backend.rollout(prompts(), SAMPLING, lambda row, _: finished.append(row)), whole)
+        same(backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)), whole)
     assert sorted(finished) == sorted(2 * list(range(20)))
     assert list(dict.fromkeys(memory.tries)) == [16, 8, 4]
 
 
-def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses that were finished by then stay as they are."""
-    whole = make().rollout(prompts(), SAMPLING)
+    whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     forward, steps, finished = rollout.SlotCache.step, [0], list[int]()
 
     def failing(cache: rollout.SlotCache, *rest: Any) -> Any:
@@ -140,13 +143,15 @@ def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchBackend], monk
         return forward(cache, *rest)
 
     monkeypatch.setattr(rollout.SlotCache, "step", failing)
-    found = make(rollout_batch=8).rollout(prompts(), SAMPLING, lambda row, _: finished.append(row))
+    found = make(rollout_batch=8).rollout(
+        RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)
+    )
     assert steps[0] > 12
     same(found, whole)
     assert sorted(finished) == list(range(20))
 
 
-def test_a_response_that_does_not_fit(make: Callable[..., TorchBackend], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_does_not_fit(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     Memory(monkeypatch, 0, "step")
     with pytest.raises(BackendError, match=r"single response.*lower max_tokens"):
-        make().rollout(prompts(), SAMPLING)
+        make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from backends import registry
-from backends.interface import Backend, BackendError, BackendSettings, OptimizerSettings, Sequences
+from backends.interface import BackendError, BackendSettings, Engine, OptimizerSettings, Sequences
 from delta_cli.assets.random_model import write_qwen3
 
 from .oracle import Oracle
@@ -108,7 +108,7 @@ def oracle(folder: Path) -> Oracle:
     return Oracle(folder)
 
 
-Make = Callable[..., Backend]
+Make = Callable[..., Engine]
 
 # A large epsilon keeps Adam smooth: the default turns the sign of a gradient's rounding into a whole step.
 OPTIMIZER = OptimizerSettings(epsilon=1e-2, weight_decay=0.1, max_grad_norm=1.0)
@@ -117,9 +117,9 @@ OPTIMIZER = OptimizerSettings(epsilon=1e-2, weight_decay=0.1, max_grad_norm=1.0)
 @pytest.fixture
 def make(installed: str, folder: Path) -> Iterator[Make]:
     """Make a backend from settings; all are closed at the end of the test."""
-    made: list[Backend] = []
+    made: list[Engine] = []
 
-    def make_backend(model: Path = folder, **settings: Any) -> Backend:
+    def make_backend(model: Path = folder, **settings: Any) -> Engine:
         settings = {"optimizer": OPTIMIZER} | settings
         made.append(registry.create(installed, BackendSettings(model=str(model), **settings)))
         return made[-1]
@@ -130,7 +130,7 @@ def make(installed: str, folder: Path) -> Iterator[Make]:
 
 
 @pytest.fixture(scope="session")
-def backend(installed: str, folder: Path) -> Iterator[Backend]:
+def backend(installed: str, folder: Path) -> Iterator[Engine]:
     """One of each backend for the tests that update nothing."""
     backend = registry.create(installed, BackendSettings(model=str(folder)))
     yield backend

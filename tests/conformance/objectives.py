@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from backends.interface import Backend, Floats, Ids, Sequences, token_index
+from backends.interface import Engine, Floats, Ids, Sequences, token_index
 
 Weights = dict[str, np.ndarray]
 
@@ -55,7 +55,7 @@ class Linear:
         return float(-(c * logp).sum()), -c
 
 
-def exported(backend: Backend, folder: Path) -> Weights:
+def exported(backend: Engine, folder: Path) -> Weights:
     """The backend's weights, through the model folder it writes."""
     folder.mkdir()
     backend.export(folder)

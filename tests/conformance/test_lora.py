@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.interface import Backend, BackendError, LoraSettings, Sampling, Sequences
+from backends.interface import BackendError, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
 
 from .conftest import EOS, Make, Tolerance
 from .objectives import Clipped, exported
@@ -29,7 +29,7 @@ def adapted(name: str, make: Make) -> Make:
     return lambda **settings: make(lora=LORA, **settings)
 
 
-def update(backend: Backend, sequences: Sequences) -> None:
+def update(backend: Engine, sequences: Sequences) -> None:
     for _ in range(2):  # the first moves only B, which starts at zero; the second A as well
         backend.accumulate(sequences, Clipped(sequences, np.full(len(sequences.tokens), -3.0)))
         assert backend.step(0.02) > 0
@@ -57,7 +57,7 @@ def test_trained_adapters_reach_rollouts_and_exports(
     np.testing.assert_allclose(backend.reference(sequences), before, atol=tolerance.logprob, rtol=0)
 
     prompt = np.array([5, 6, 7])
-    drawn = backend.rollout([prompt], Sampling(max_tokens=6, stop_ids=(EOS,), samples=4))
+    drawn = backend.rollout(RolloutRequest((prompt,), Sampling(max_tokens=6, stop_ids=(EOS,), samples=4)))
     scored = backend.score(Sequences((prompt,) * 4, drawn.tokens, drawn.starts)).logprobs
     np.testing.assert_allclose(drawn.logprobs, scored, atol=2 * tolerance.logprob, rtol=0)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from backends.interface import Backend, Completions, Sampling, Sequences
+from backends.interface import Completions, Engine, RolloutRequest, Sampling, Sequences
 
 from .conftest import EOS, VOCAB, Make, Tolerance
 from .oracle import Oracle
@@ -34,19 +34,19 @@ def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8), (0.0, 1.0)])
 def test_engine_logprobs_equal_scored_ones(
-    backend: Backend, temperature: float, top_p: float, tolerance: Tolerance
+    backend: Engine, temperature: float, top_p: float, tolerance: Tolerance
 ) -> None:
     """At the sampling temperature, and before top-p took the tail away."""
     sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, top_p=top_p)
-    completions = backend.rollout(PROMPTS, sampling)
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), sampling))
     scored = backend.score(as_sequences(completions, sampling)).logprobs
     assert completions.logprobs.dtype == np.float32
     np.testing.assert_allclose(completions.logprobs, scored, atol=2 * tolerance.logprob, rtol=0)
 
 
-def test_responses_end_where_they_should(backend: Backend) -> None:
+def test_responses_end_where_they_should(backend: Engine) -> None:
     """At the first stop id, which is kept, or at the limit, and then they are truncated."""
-    completions = backend.rollout(PROMPTS, SAMPLING)
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING))
     assert completions.starts[0] == 0
     assert completions.starts[-1] == len(completions.tokens) == len(completions.logprobs)
     assert len(completions.truncated) == len(PROMPTS) * SAMPLING.samples
@@ -58,52 +58,52 @@ def test_responses_end_where_they_should(backend: Backend) -> None:
         assert not truncated or len(tokens) == SAMPLING.max_tokens
 
 
-def test_stopping_with_the_last_token_allowed_is_not_truncation(backend: Backend) -> None:
+def test_stopping_with_the_last_token_allowed_is_not_truncation(backend: Engine) -> None:
     everything = tuple(range(VOCAB))
-    completions = backend.rollout(PROMPTS, Sampling(max_tokens=1, stop_ids=everything))
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), Sampling(max_tokens=1, stop_ids=everything)))
     assert not completions.truncated.any()
     assert len(completions.tokens) == len(PROMPTS)
 
 
-def test_each_response_is_reported_once_and_whole(backend: Backend) -> None:
+def test_each_response_is_reported_once_and_whole(backend: Engine) -> None:
     reported: dict[int, list[int]] = {}
 
     def on_finished(row: int, tokens: np.ndarray) -> None:
         assert row not in reported
         reported[row] = tokens.tolist()
 
-    completions = backend.rollout(PROMPTS, SAMPLING, on_finished)
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING), on_finished)
     assert [reported[row] for row in sorted(reported)] == responses(completions)
 
 
-def test_the_seed_decides(backend: Backend) -> None:
-    first, again = (backend.rollout(PROMPTS, SAMPLING) for _ in range(2))
+def test_the_seed_decides(backend: Engine) -> None:
+    first, again = (backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING)) for _ in range(2))
     np.testing.assert_array_equal(first.tokens, again.tokens)
     np.testing.assert_array_equal(first.logprobs, again.logprobs)
-    other = backend.rollout(PROMPTS, Sampling(max_tokens=8, stop_ids=(EOS,), samples=3, seed=5))
+    other = backend.rollout(RolloutRequest(tuple(PROMPTS), Sampling(max_tokens=8, stop_ids=(EOS,), samples=3, seed=5)))
     assert responses(other) != responses(first)
     assert len(set(map(tuple, responses(first)))) > len(PROMPTS), "the responses to one prompt should differ"
 
 
-def test_what_is_generated_beside_it_changes_no_response(make: Make, backend: Backend) -> None:
-    alone = make(rollout_batch=2).rollout(PROMPTS, SAMPLING)
-    assert responses(alone) == responses(backend.rollout(PROMPTS, SAMPLING))
+def test_what_is_generated_beside_it_changes_no_response(make: Make, backend: Engine) -> None:
+    alone = make(rollout_batch=2).rollout(RolloutRequest(tuple(PROMPTS), SAMPLING))
+    assert responses(alone) == responses(backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING)))
 
 
-def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Backend, oracle: Oracle) -> None:
+def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Engine, oracle: Oracle) -> None:
     sampling = Sampling(max_tokens=6, stop_ids=(EOS,), temperature=0.0, samples=2)
     expected = [oracle.greedy(prompt, 6, (EOS,)) for prompt in PROMPTS]
     assert len(set(map(tuple, expected))) == len(PROMPTS)
-    assert responses(backend.rollout(PROMPTS, sampling)) == [tokens for tokens in expected for _ in range(2)]
+    assert responses(backend.rollout(RolloutRequest(tuple(PROMPTS), sampling))) == [
+        tokens for tokens in expected for _ in range(2)
+    ]
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.6)])
-def test_tokens_come_as_often_as_they_should(
-    backend: Backend, oracle: Oracle, temperature: float, top_p: float
-) -> None:
+def test_tokens_come_as_often_as_they_should(backend: Engine, oracle: Oracle, temperature: float, top_p: float) -> None:
     """Single tokens; an id outside the nucleus never comes, and neighbours are independent."""
     sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, top_p=top_p, samples=1000, seed=1)
-    drawn = backend.rollout(PROMPTS[:1], sampling).tokens
+    drawn = backend.rollout(RolloutRequest(tuple(PROMPTS[:1]), sampling)).tokens
     counts = np.bincount(drawn, minlength=VOCAB)
     p = oracle.next_token(PROMPTS[0].tolist(), temperature)
     ranked = np.argsort(-p)
@@ -114,10 +114,14 @@ def test_tokens_come_as_often_as_they_should(
     assert abs(np.mean(drawn[::2] == drawn[1::2]) - agree) < 5 * np.sqrt(agree * (1 - agree) / 500)
 
 
-def test_the_second_token_follows_the_first(backend: Backend, oracle: Oracle) -> None:
+def test_the_second_token_follows_the_first(backend: Engine, oracle: Oracle) -> None:
     """The same after a step of the cache: the second token's frequencies given a likely first one."""
     sampling = Sampling(max_tokens=2, stop_ids=(EOS,), samples=1500, seed=2)
-    drawn = [tokens for tokens in responses(backend.rollout(PROMPTS[1:2], sampling)) if len(tokens) == 2]
+    drawn = [
+        tokens
+        for tokens in responses(backend.rollout(RolloutRequest(tuple(PROMPTS[1:2]), sampling)))
+        if len(tokens) == 2
+    ]
     first = int(np.bincount([tokens[0] for tokens in drawn]).argmax())
     counts = np.bincount([tokens[1] for tokens in drawn if tokens[0] == first], minlength=VOCAB)
     p = oracle.next_token([*PROMPTS[1].tolist(), first])

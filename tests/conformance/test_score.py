@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interface import Backend, Proxy, Sequences
+from backends.interface import Engine, Proxy, Sequences
 
 from .conftest import VOCAB, Make, Tolerance, make_sequences
 from .oracle import Oracle
@@ -54,7 +54,7 @@ def test_logprobs_and_entropies(make: Make, either: Path, sequences_at: Sequence
     np.testing.assert_allclose(scores.entropies, expected.entropies, atol=tolerance.logprob, rtol=0)
 
 
-def test_temperature_zero_is_read_as_one(backend: Backend) -> None:
+def test_temperature_zero_is_read_as_one(backend: Engine) -> None:
     zero, one = (backend.score(make_sequences(temperature=value)) for value in (0.0, 1.0))
     np.testing.assert_array_equal(zero.logprobs, one.logprobs)
 
@@ -132,7 +132,7 @@ def test_features_are_not_computed_again_under_other_weights(
     features.close()
 
 
-def test_weighted_sum_and_projection_are_adjoint(backend: Backend, sequences: Sequences, tolerance: Tolerance) -> None:
+def test_weighted_sum_and_projection_are_adjoint(backend: Engine, sequences: Sequences, tolerance: Tolerance) -> None:
     """⟨weighted_sum(w), d⟩ = ⟨w, project(d)⟩ for any w and d."""
     features = backend.score(sequences, Proxy("hidden_exact")).features
     assert features is not None
@@ -150,7 +150,7 @@ def test_weighted_sum_and_projection_are_adjoint(backend: Backend, sequences: Se
     ids=lambda settings: "-".join(map(str, *settings.items())),
 )
 def test_budgets_change_nothing(
-    make: Make, backend: Backend, sequences: Sequences, settings: dict[str, int], tolerance: Tolerance
+    make: Make, backend: Engine, sequences: Sequences, settings: dict[str, int], tolerance: Tolerance
 ) -> None:
     proxy, weights = Proxy("output_row"), np.random.default_rng(0).standard_normal((2, len(sequences.tokens)))
     whole, split = backend.score(sequences, proxy), make(**settings).score(sequences, proxy)
@@ -163,11 +163,7 @@ def test_budgets_change_nothing(
     assert relative_error(split.features.project(expected[0]), whole.features.project(expected[0])) < tolerance.feature
 
 
-def test_parameters_are_counted(backend: Backend, oracle: Oracle, name: str) -> None:
+def test_parameters_are_counted(backend: Engine, oracle: Oracle, name: str) -> None:
     expected = sum(weight.size for weight in oracle.weights().values())
     assert (backend.name, backend.parameters, backend.trainable) == (name, expected, expected)
     assert backend.peak_memory() > 0
-
-
-def test_one_process_sums_alone(backend: Backend) -> None:
-    np.testing.assert_array_equal(backend.all_sum(np.arange(3.0)), np.arange(3.0))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from backends.interface import Backend, BackendError, OptimizerSettings, Sequences
+from backends.interface import BackendError, Engine, OptimizerSettings, Sequences
 
 from .conftest import OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, exported
@@ -19,7 +19,7 @@ from .oracle import Oracle
 LEARNING_RATE = 0.02
 
 
-def update(backend: Backend, sequences: Sequences, times: int = 1) -> None:
+def update(backend: Engine, sequences: Sequences, times: int = 1) -> None:
     surrogate = Clipped(sequences, np.full(len(sequences.tokens), -3.0))
     for _ in range(times):
         backend.accumulate(sequences, surrogate)
@@ -137,7 +137,7 @@ def _logprobs_in_mlx_lm(folder: Path, sequences: Sequences) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def test_export_is_a_whole_model_folder(backend: Backend, folder: Path, tmp_path: Path) -> None:
+def test_export_is_a_whole_model_folder(backend: Engine, folder: Path, tmp_path: Path) -> None:
     """Weights as they were loaded, the tokenizer's files, and a config that says float32."""
     found, expected = exported(backend, tmp_path / "export"), load_file(folder / "model.safetensors")
     assert found.keys() == expected.keys()
@@ -168,7 +168,7 @@ def test_the_reference_stays_behind(make: Make, sequences: Sequences) -> None:
     assert np.abs(after - before).max() > 0.1, "reference() should leave the trained policy in place"
 
 
-def test_a_reference_that_was_not_kept(backend: Backend, sequences: Sequences) -> None:
+def test_a_reference_that_was_not_kept(backend: Engine, sequences: Sequences) -> None:
     with pytest.raises(BackendError, match="keep_reference"):
         backend.reference(sequences)
 
@@ -179,7 +179,7 @@ def test_a_model_that_is_not_there(make: Make, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_saved_state(backend: Backend, tmp_path: Path) -> None:
+def test_a_folder_without_a_saved_state(backend: Engine, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=str(tmp_path)) as caught:
         backend.load(tmp_path)
     assert "\n" not in str(caught.value)

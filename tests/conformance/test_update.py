@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from backends.interface import Floats, Ids, OptimizerSettings, Sampling, Sequences, token_index
+from backends.interface import Floats, Ids, OptimizerSettings, RolloutRequest, Sampling, Sequences, token_index
 
 from .conftest import EOS, OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, Linear, exported, largest_difference
@@ -153,12 +153,16 @@ def test_twenty_updates_teach_a_token(
     backend, wanted, prompt = make(optimizer=replace(OPTIMIZER, moments=moments)), 13, np.array([5, 6])
 
     def frequency(seed: int) -> float:
-        drawn = backend.rollout([prompt], Sampling(max_tokens=4, stop_ids=(EOS,), samples=50, seed=seed))
+        drawn = backend.rollout(
+            RolloutRequest((prompt,), Sampling(max_tokens=4, stop_ids=(EOS,), samples=50, seed=seed))
+        )
         return float(np.mean(drawn.tokens == wanted))
 
     before = frequency(1000)
     for seed in range(20):
-        drawn = backend.rollout([prompt], Sampling(max_tokens=4, stop_ids=(EOS,), samples=12, seed=seed))
+        drawn = backend.rollout(
+            RolloutRequest((prompt,), Sampling(max_tokens=4, stop_ids=(EOS,), samples=12, seed=seed))
+        )
         sequences = Sequences((prompt,) * 12, drawn.tokens, drawn.starts)
         reward = (drawn.tokens == wanted).astype(float)
         backend.accumulate(sequences, Linear(drawn.starts, (reward - reward.mean()) / len(reward)))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from delta_cli.credit import DenseFeatures, output_row_features, token_coefficients
+from backends.interface import token_index
+from delta_cli.credit import DenseFeatures, TokenCoefficients, output_row_features, token_coefficients
 
 from . import oracle
-from .samples import Rollout, bf16, rollout
+from .ranks import ThreadRanks, on_ranks
+from .samples import Rollout, bf16, rollout, starts_of
 
 MIXED = [0.7, -1.3, 0.0, 1.9, -0.4, 0.0, 0.2]
 LENGTHS = [5, 9, 3, 1, 12, 4, 0]
@@ -196,66 +198,81 @@ def test_groups_without_any_contrast() -> None:
 
 # -------------------------------------------------------------------------------------- ranks
 
+ADVANTAGES = [0.7, -1.3, 0.0, 1.9, -0.4, 0.2, -0.6, 1.1]
+GROUPS = [0, 0, 0, 1, 1, 1, 2, 2]
+DEALS = {
+    "halves": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "groups straddle": [[0, 2, 3, 6], [1, 4, 5, 7]],
+    "one has a single short response": [[3], [0, 1, 2, 4, 5, 6, 7]],
+    "one has none": [[0, 1, 2, 3, 4, 5, 6, 7], []],
+    "three": [[0, 5], [1, 6, 7], [2, 3, 4]],
+    "sides apart": [[0, 3, 5, 7], [1, 2, 4, 6]],
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "K = 0": {"refinements": 0},
+    "K = 2": {"refinements": 2},
+    "by group": {"groups": GROUPS},
+    "top": {"weighting": "top"},
+    "bottom": {"weighting": "bottom", "share": 0.3},
+    "random half": {"weighting": "random"},
+    "random scores": {"score": "random"},
+    "hard": {"score": "hard"},
+    "within": {"contrast": "within"},
+    "within, by group": {"contrast": "within", "groups": GROUPS},
+    "alpha": {"weighting": "alpha"},
+    "count": {"normalise": "count"},
+    "fixed": {"temperature": 0.5},
+}
 
-class Ranks:
-    """all_sum over threads: everyone waits for everyone, then reads the same total."""
 
-    def __init__(self, size: int) -> None:
-        self.slots: list[np.ndarray] = [np.zeros(0)] * size
-        self.barrier = threading.Barrier(size, timeout=10)
+def on_each_rank(
+    batch: Any, deal: list[list[int]], settings: dict[str, Any], rows: list[list[int]] | None = None
+) -> list[TokenCoefficients]:
+    """The coefficients of every rank's own responses."""
 
-    def all_sum(self, rank: int) -> Callable[[np.ndarray], np.ndarray]:
-        def add(array: np.ndarray) -> np.ndarray:
-            self.slots[rank] = array
-            self.barrier.wait()
-            total = np.sum(self.slots, axis=0)
-            self.barrier.wait()
-            return total
-
-        return add
-
-
-class SummedFeatures(DenseFeatures):
-    """A backend's features: its weighted sums are those of all ranks."""
-
-    all_sum: Callable[[np.ndarray], np.ndarray]
-
-    def weighted_sum(self, weights: np.ndarray) -> np.ndarray:
-        return self.all_sum(super().weighted_sum(weights))
-
-
-@pytest.mark.parametrize("refinements", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("advantages", "split"),
-    [
-        ([0.7, -1.3, 0.0, 1.9, -0.4, 0.2], [2, 4]),
-        ([0.7, 1.3, 0.0, -1.9, -0.4, 0.0], [3]),  # each rank has one side only
-        ([0.7, -1.3, 0.0, 1.9, -0.4, 0.2], [0, 5]),  # a rank without a response
-        ([0.7, 1.3, 0.0, 1.9, 0.4, 0.2], [3]),  # no contrast anywhere
-    ],
-)
-def test_ranks_change_nothing(refinements: int, advantages: list[float], split: list[int]) -> None:
-    batch = rollout(21, [5, 9, 3, 1, 12, 4], advantages)
-    whole = token_coefficients(batch.features, batch.advantages, batch.starts, refinements=refinements)
-    edges = [0, *split, len(advantages)]
-    ranks, results = Ranks(len(edges) - 1), {}
-
-    def work(rank: int) -> None:
-        first, last = edges[rank], edges[rank + 1]
-        tokens = slice(batch.starts[first], batch.starts[last])
-        features = SummedFeatures(batch.hidden[tokens], batch.features.scale[tokens])
-        features.all_sum = ranks.all_sum(rank)
-        starts = batch.starts[first : last + 1] - batch.starts[first]
-        results[rank] = token_coefficients(
-            features, batch.advantages[first:last], starts, refinements=refinements, all_sum=features.all_sum
+    def work(ranks: ThreadRanks) -> TokenCoefficients:
+        own = np.array(deal[ranks.rank], np.int64)
+        tokens = token_index(batch.starts, own)
+        changed = settings | ({"groups": np.array(GROUPS)[own]} if "groups" in settings else {})
+        return token_coefficients(
+            DenseFeatures(batch.hidden[tokens], batch.features.scale[tokens]),
+            batch.advantages[own],
+            starts_of(np.diff(batch.starts)[own]),
+            rng=np.random.default_rng(3),
+            ranks=ranks,
+            rows=(rows or deal)[ranks.rank],
+            **changed,
         )
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(edges) - 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {result.degenerate for result in results.values()} == {whole.degenerate}
-    for name in ("weights", "alpha", "margins"):
-        parts = np.concatenate([getattr(results[rank], name) for rank in range(len(edges) - 1)])
-        np.testing.assert_allclose(parts, getattr(whole, name), rtol=1e-9, atol=1e-11)
+    return on_ranks(len(deal), work)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("deal", DEALS.values(), ids=DEALS)
+def test_ranks_change_nothing(deal: list[list[int]], settings: dict[str, Any]) -> None:
+    """Whoever holds which responses, every token has the weight that it has in one process."""
+    batch = rollout(21, [5, 9, 3, 1, 12, 4, 7, 2], ADVANTAGES)
+    whole = token_coefficients(batch.features, batch.advantages, batch.starts, rng=np.random.default_rng(3), **settings)
+    for own, found in zip(deal, on_each_rank(batch, deal, settings), strict=True):
+        tokens = token_index(batch.starts, np.array(own, np.int64))
+        for name in ("weights", "alpha", "margins"):
+            expected = getattr(whole, name)[tokens]
+            np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-9, atol=1e-11)
+        assert found.degenerate is None
+
+
+def test_ranks_agree_that_there_is_no_contrast() -> None:
+    batch = rollout(21, [5, 9, 3, 1, 12, 4, 7, 2], np.abs(ADVANTAGES).tolist())
+    for found in on_each_rank(batch, DEALS["three"], {}):
+        assert found.degenerate == "no response has a negative advantage"
+        assert set(found.weights) == {1.0}
+
+
+@pytest.mark.parametrize(
+    "rows", [[[0, 1, 2, 3], [4, 5, 6, 6]], [[1, 0, 2, 3], [4, 5, 6, 7]], [[1, 2, 3, 4], [5, 6, 7, 8]]]
+)
+def test_rows_number_every_response_once(rows: list[list[int]]) -> None:
+    batch = rollout(21, [5, 9, 3, 1, 12, 4, 7, 2], ADVANTAGES)
+    with pytest.raises(ValueError, match="number the 8 responses"):
+        on_each_rank(batch, DEALS["halves"], {}, rows)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.interface import token_index
 from delta_cli.credit import PRESETS, Method, MiniBatch, Surrogate, group_advantages, method, policy_loss
 from delta_cli.credit.advantages import ADVANTAGES
 from delta_cli.credit.methods import AggregationKind, CreditKind, GateKind
@@ -175,38 +176,30 @@ def test_any_partition_into_micro_batches(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_two_ranks_sum_to_one(preset: str) -> None:
-    """Each rank counts its own tokens and responses; the denominators, and FIPO's scale, are everyone's.
+    """Each rank sees some responses of the mini-batch; losses, and the totals that FIPO's scale needs, add up.
 
-    Entropies are equal, so that dapo_ft's threshold, a rank's own, is the same on both.
+    Two dual-clipped tokens in a response make FIPO leave it out, so the scale is not 1.
     """
-    arguments = case(5) | {"entropies": np.ones(sum(LENGTHS))}
+    arguments = case(5)
+    chosen = method(preset)
+    if preset == "fipo":
+        first = arguments["starts"][3]  # the response of eleven tokens, with a negative advantage
+        tokens = slice(first, first + 2)
+        arguments["logp"][tokens] = arguments["logp_old"][tokens] + 3
     whole_loss, whole = policy_loss(preset, **arguments)
-    edge, cut = 3, arguments["starts"][3]
-    halves = []
-    for rows, tokens in ((slice(0, edge), slice(0, cut)), (slice(edge, None), slice(cut, None))):
-        part = {name: arguments[name][tokens] for name in ("logp_old", "entropies")}
-        lengths = np.diff(arguments["starts"])[rows]
-        part |= {"advantages": arguments["advantages"][rows], "starts": starts_of(lengths.tolist()), "max_length": 16}
-        halves.append((part, arguments["logp"][tokens]))
-
-    def run(all_sum: Any, part: dict[str, Any], logp: np.ndarray) -> tuple[Surrogate, float, np.ndarray]:
-        surrogate = Surrogate(method(preset), MiniBatch(**part), all_sum)
-        return surrogate, *surrogate(logp, np.arange(len(part["advantages"])))
-
-    asked: list[list[np.ndarray]] = [[], []]
-    for seen, half in zip(asked, halves, strict=True):  # first what each rank would send …
-        surrogate, *_ = run(lambda array, seen=seen: seen.append(array) or array, *half)
-        _ = surrogate.scale
-    totals = [left + right for left, right in zip(*asked, strict=True)]
-    loss, gradients = 0.0, []
-    for half in halves:  # … then with the sums
-        answers = iter(totals)
-        surrogate, part_loss, gradient = run(lambda array, answers=answers: next(answers), *half)
-        scale = surrogate.scale
-        loss += part_loss * scale
-        gradients.append(gradient * scale)
-    assert loss == pytest.approx(whole_loss, rel=1e-12)
-    np.testing.assert_allclose(np.concatenate(gradients), whole, rtol=1e-12, atol=1e-15)
+    logp = arguments.pop("logp")
+    ranks = [Surrogate(chosen, MiniBatch(**arguments)) for _ in range(2)]
+    loss, gradient = 0.0, np.zeros_like(logp)
+    for surrogate, rows in zip(ranks, (np.array([0, 3, 4]), np.array([1, 2, *range(5, len(LENGTHS))])), strict=True):
+        index = token_index(arguments["starts"], rows)
+        part_loss, gradient[index] = surrogate(logp[index], rows)
+        loss += part_loss
+    total = ranks[0].totals + ranks[1].totals
+    for surrogate in ranks:
+        surrogate.totals = total
+        assert (surrogate.scale != 1) == (preset == "fipo")
+        assert loss * surrogate.scale == pytest.approx(whole_loss, rel=1e-12)
+        np.testing.assert_allclose(gradient * surrogate.scale, whole, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)

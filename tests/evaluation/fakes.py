@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
-from backends.interface import Completions, Ids, OnFinished, Sampling
+from backends.interface import Completions, Ids, OnFinished, RolloutRequest, Sampling, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.boxed import last_box
 
@@ -38,15 +37,16 @@ class DigitBackend:
         self.stop_at = stop_at
         self.calls: list[tuple[int, Sampling]] = []  # prompts, settings
 
-    def rollout(self, prompts: Sequence[Ids], sampling: Sampling, on_finished: OnFinished) -> Completions:
+    def rollout(self, request: RolloutRequest, on_finished: OnFinished) -> Completions:
+        sampling = request.sampling
         if len(self.calls) == self.stop_at:
             raise KeyboardInterrupt
-        self.calls.append((len(prompts), sampling))
-        rows = len(prompts) * sampling.samples
+        self.calls.append((len(request.prompts), sampling))
+        rows = len(request)
         tokens = [self._response(sampling.seed, row) for row in range(rows)]
         for row in np.random.default_rng(0).permutation(rows):  # in whatever order they finish
             on_finished(int(row), tokens[row])
-        starts = np.concatenate([[0], np.cumsum([len(each) for each in tokens])])
+        starts = starts_of([len(each) for each in tokens])
         truncated = np.array([each[-1] != EOS for each in tokens])
         return Completions(np.concatenate(tokens), starts, np.zeros(int(starts[-1]), np.float32), truncated)
 

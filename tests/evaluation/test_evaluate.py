@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from delta_cli.evaluation import evaluate as evaluation_module
 from delta_cli.evaluation.evaluate import Benchmark, evaluate, run_benchmark
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings
 from delta_cli.evaluation.suites import load_benchmarks, load_suite
+from delta_cli.rewards.responses import RolloutWorker
 
 from .fakes import BoxGrader, CharacterTokenizer, DigitBackend, problems
 
@@ -30,14 +32,18 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation_module, "SLICE_RESPONSES", 8)
 
 
+def worker(sampler: Any) -> RolloutWorker:
+    """With the tokenizer and grader of the tests; evaluations bring their own template."""
+    return RolloutWorker(sampler, CharacterTokenizer(), BoxGrader(), "not this one")  # type: ignore[arg-type]
+
+
 def run(folder: Path, backend: DigitBackend | None = None, benchmarks: list[Benchmark] = BENCHMARKS) -> Evaluation:
     return evaluate(
-        backend or DigitBackend(),
-        CharacterTokenizer(),
-        BoxGrader(),
+        worker(backend or DigitBackend()),
         benchmarks,
         SETTINGS,
         model="some/model",
+        backend="fake",
         suite="digits",
         folder=folder,
     )
@@ -127,9 +133,7 @@ def test_other_settings_draw_anew(tmp_path: Path, change: dict, slices: int) -> 
     run(tmp_path)
     backend = DigitBackend()
     settings = SETTINGS.model_copy(update=change)
-    evaluate(
-        backend, CharacterTokenizer(), BoxGrader(), BENCHMARKS, settings, model="some/model", suite="", folder=tmp_path
-    )
+    evaluate(worker(backend), BENCHMARKS, settings, model="some/model", backend="fake", suite="", folder=tmp_path)
     assert len(backend.calls) == slices
 
 
@@ -153,9 +157,7 @@ def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     seen: list[tuple[str, int, int]] = []
     result = run_benchmark(
-        DigitBackend(),
-        CharacterTokenizer(),
-        BoxGrader(),
+        worker(DigitBackend()),
         BENCHMARKS[0],
         SETTINGS,
         progress=lambda *news: seen.append(news),
@@ -170,7 +172,7 @@ def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_failed_gradings_are_counted_and_code_has_no_majority() -> None:
     settings = SETTINGS.model_copy(update={"verifier": "code"})
     benchmark = Benchmark("code", [*problems(2), *problems(3, "crash")[2:]])
-    result = run_benchmark(DigitBackend(), CharacterTokenizer(), BoxGrader(), benchmark, settings)
+    result = run_benchmark(worker(DigitBackend()), benchmark, settings)
     assert result.failures == {"timeout": 4}
     assert result.maj is None
 
@@ -222,14 +224,13 @@ def test_a_real_policy_is_evaluated_the_same_with_and_without_interruption(tmp_p
 
     def evaluated(folder: Path, only: int | None = None) -> Evaluation:
         chosen = [Benchmark(each.name, each.problems[:only]) for each in benchmarks]
-        backend = create("fake", BackendSettings(str(model)))
+        engine = create("fake", BackendSettings(str(model)))
         return evaluate(
-            backend,
-            tokenizer,
-            BoxGrader(),
+            RolloutWorker(engine, tokenizer, BoxGrader(), suite.settings.template),  # type: ignore[arg-type]
             chosen,
             suite.settings,
             model=str(model),
+            backend="fake",
             suite=suite.name,
             folder=folder,
         )

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from backends import registry
-from backends.interface import Backend, Sequences
+from backends.interface import Engine, Sequences
 from delta_cli.assets import model_path
 from delta_cli.credit import DenseFeatures, group_advantages, token_coefficients
 from delta_cli.data import tasks
@@ -42,7 +42,7 @@ def recipe() -> Recipe:
 
 
 @pytest.fixture
-def backend(recipe: Recipe) -> Iterator[Backend]:
+def backend(recipe: Recipe) -> Iterator[Engine]:
     found = registry.create("fake", backend_settings(recipe))
     yield found
     found.close()
@@ -109,7 +109,7 @@ def test_kind_means_by_hand() -> None:
     assert found.formatting_share == 0.4
 
 
-def test_the_weights_are_those_of_training(batch: RolloutBatch, backend: Backend, recipe: Recipe) -> None:
+def test_the_weights_are_those_of_training(batch: RolloutBatch, backend: Engine, recipe: Recipe) -> None:
     found = token_weights(backend, batch, step=0)
     assert set(found) == {variant.name for variant in VARIANTS} | {"entropy (forking tokens)", "surprisal"}
     updater = Updater(recipe, backend)
@@ -119,7 +119,7 @@ def test_the_weights_are_those_of_training(batch: RolloutBatch, backend: Backend
     assert len({values.tobytes() for values in found.values()}) == len(found) - 3  # one group: both scopes agree
 
 
-def test_future_kl_sees_the_updates(batch: RolloutBatch, backend: Backend, recipe: Recipe) -> None:
+def test_future_kl_sees_the_updates(batch: RolloutBatch, backend: Engine, recipe: Recipe) -> None:
     """Against the definition: a sum over the tokens ahead, halved every 32 tokens."""
     updater = Updater(recipe, backend)
     before = backend.score(batch.sequences).logprobs

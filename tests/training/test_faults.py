@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.interface import Sequences, Surrogate
+from backends.interface import Objective, Sequences
 from delta_cli.errors import UserError
 from delta_cli.recipe import to_toml
 from delta_cli.training import checkpoint
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full(what: str, model: Path, tmp_path: Path, monkeypatch
 
     def break_it(trainer: Trainer) -> None:
         if what in ("save", "export"):
-            monkeypatch.setattr(trainer.backend, what, refuse)
+            monkeypatch.setattr(trainer.learner, what, refuse)
         else:
             monkeypatch.setattr("gzip.open" if what == "rollouts" else "os.fsync", refuse)
 
@@ -207,17 +207,17 @@ def test_reward_workers_that_die(model: Path, tmp_path: Path) -> None:
 
 def poisoned(trainer: Trainer, steps: set[int], loss: float, slope: float) -> None:
     """Every update of these steps (counted from 0) gets a loss or a gradient that is no number."""
-    accumulate = trainer.backend.accumulate
+    accumulate = trainer.learner.accumulate
 
-    def poison(sequences: Sequences, surrogate: Surrogate) -> float:
+    def poison(sequences: Sequences, objective: Objective) -> float:
         def spoilt(logp: Any, rows: Any) -> tuple[float, Any]:
-            true, gradient = surrogate(logp, rows)
+            true, gradient = objective(logp, rows)
             hit = trainer.state.step in steps
             return (true + loss, gradient + slope) if hit else (true, gradient)
 
         return accumulate(sequences, spoilt)
 
-    trainer.backend.accumulate = poison  # type: ignore[method-assign]
+    trainer.learner.accumulate = poison  # type: ignore[method-assign]
 
 
 POISONS = {"nan loss": (np.nan, 0.0), "infinite loss": (np.inf, 0.0), "nan": (0.0, np.nan), "infinite": (0.0, np.inf)}
@@ -251,7 +251,7 @@ def test_out_of_memory_counts_nothing_twice(model: Path, tmp_path: Path) -> None
     recipe = make_recipe(model, run__steps=1, rollout__responses=16, update__kl_coefficient=0.1)
 
     def scarce(trainer: Trainer) -> None:
-        backend: Any = trainer.backend
+        backend: Any = trainer.learner
         backward, calls = backend._backward, 0
 
         def fail_once(*arguments: Any) -> float:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from delta_cli.credit import PRESETS
-from delta_cli.training.metrics import METRICS
+from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.training.metrics import METRICS, RANK_METRICS
 from delta_cli.training.run_folder import read_lines
 
 from .harness import assert_same, contents, drawn, exported, lines, make_recipe, train
@@ -38,8 +39,8 @@ def test_one_seed_one_run(model: Path, tmp_path: Path) -> None:
 def test_every_metric_is_documented_and_every_documented_one_is_written(model: Path, tmp_path: Path) -> None:
     train(make_recipe(model, run__steps=2, update__kl_coefficient=0.1), tmp_path)
     records = list(read_lines(tmp_path / "metrics.jsonl"))
-    assert set().union(*records) == set(METRICS)
-    assert set(METRICS) - set(records[0]) == {"eval_accuracy"}
+    assert set().union(*records) == set(METRICS) - set(RANK_METRICS)
+    assert set(METRICS) - set(records[0]) == {"eval_accuracy", *RANK_METRICS}
 
 
 def test_each_problem_comes_once_an_epoch(model: Path, tmp_path: Path) -> None:
@@ -219,8 +220,14 @@ def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_pat
     seen: list[str] = []
 
     def listen(trainer: Any) -> None:
-        roll = trainer.roller.roll
-        trainer.roller.roll = lambda problems, *rest: seen.extend(p.id for p in problems) or roll(problems, *rest)
+        worker, draw = trainer.worker, RolloutWorker.draw
+
+        def listening(problems: Any, sampling: Any, *rest: Any) -> Any:
+            if sampling.samples == recipe.rollout.responses:  # an evaluation's are fewer
+                seen.extend(problem.id for problem in problems)
+            return draw(worker, problems, sampling, *rest)
+
+        object.__setattr__(worker, "draw", listening)
 
     recipe = make_recipe(model, run__steps=3, rollout__dynamic_limit=3, reward__length=0.0, **RARE)
     train(recipe, tmp_path, prepare=listen)

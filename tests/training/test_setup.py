@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.training.rollouts import Roller
+from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training.run_folder import RunFolder, read_lines
 
 from .harness import Watcher, make_recipe, train
@@ -53,23 +55,22 @@ def test_the_best_checkpoint_is_saved_when_it_is_made(model: Path, tmp_path: Pat
     assert kept == {1 + int(np.argmax(rewards)), 5}
 
 
-def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(model: Path, tmp_path: Path) -> None:
+def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A template that ends with an opened <think> leaves the response with only the closing tag."""
     template = "{question} <think>\n"
     seen: list[str] = []
     recipe = make_recipe(model, data__template=template, run__steps=1, evaluation__at_start=False)
-    original = Roller.roll
+    original = RolloutWorker.draw
 
-    def spy(self: Roller, *arguments: object, **more: object) -> object:
-        pending = original(self, *arguments, **more)  # type: ignore[arg-type]
-        seen.extend(response.text for response in pending.responses)
-        return pending
+    def spy(self: RolloutWorker, *arguments: Any, **more: Any) -> Any:
+        drawn = original(self, *arguments, **more)
+        seen.extend(drawn.texts)
+        return drawn
 
-    Roller.roll = spy  # type: ignore[method-assign,assignment]
-    try:
-        train(recipe, tmp_path / "run", observer=Watcher())
-    finally:
-        Roller.roll = original  # type: ignore[method-assign]
+    monkeypatch.setattr(RolloutWorker, "draw", spy)
+    train(recipe, tmp_path / "run", observer=Watcher())
     assert seen
     assert all(text.startswith("<think>\n") for text in seen)
     record = next(read_lines(RunFolder(tmp_path / "run").rollout_file(1)))

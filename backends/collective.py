@@ -1,0 +1,63 @@
+"""What every collective can do beyond its two verbs, and the collective of a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.interface import Collective
+
+
+class Solo:
+    """The collective of one process: everything is as it is handed in."""
+
+    rank, size = 0, 1
+
+    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+        return array
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item]
+
+    def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+SOLO = Solo()
+
+
+def any_of(collective: Collective, condition: bool) -> bool:
+    """Whether the condition holds on any rank: a decision that all ranks take alike."""
+    return condition if collective.size == 1 else any(collective.gather(condition))
+
+
+def most(collective: Collective, value: int) -> int:
+    """The largest value of any rank."""
+    return value if collective.size == 1 else max(collective.gather(value))
+
+
+def from_first(collective: Collective, item: Any) -> Any:
+    """What the first rank handed in."""
+    return item if collective.size == 1 else collective.gather(item if collective.rank == 0 else None)[0]
+
+
+def deal(costs: Sequence[float] | NDArray[np.number], ranks: int) -> list[NDArray[np.int64]]:
+    """Items of known costs dealt to ranks so that their sums are nearly equal; the items of each, ascending.
+
+    The dearest first, each to the rank that has least so far. A function of its arguments alone, so all
+    ranks find the same.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = np.zeros(ranks)
+    costs = np.asarray(costs, np.float64)
+    for item in np.argsort(-costs, kind="stable"):
+        rank = int(loads.argmin())
+        shares[rank].append(int(item))
+        loads[rank] += costs[item]
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]

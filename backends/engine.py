@@ -1,0 +1,205 @@
+"""What every local engine does alike: checks of ids, retries where memory runs out, versions of the weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from backends.errors import out_of_step, outdated_features, too_long
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    Completions,
+    Floats,
+    Ids,
+    Objective,
+    OnFinished,
+    Proxy,
+    RolloutRequest,
+    Scores,
+    Sequences,
+    Weights,
+)
+
+Result = TypeVar("Result")
+
+
+class MicroBatch(Protocol):
+    """What a retry needs to know of sequences that share one forward."""
+
+    @property
+    def rows(self) -> Ids:
+        """Indices into the sequences."""
+
+    @property
+    def tokens(self) -> int:
+        """What counts against the budget."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+
+
+Batch = TypeVar("Batch", bound=MicroBatch | None)
+
+
+class Recovery:
+    """Runs forwards again with half the micro-batch where memory does not suffice.
+
+    ``tokens`` is the budget of a micro-batch, which stays at what was found to fit. ``is_out_of_memory``
+    tells such errors from others, ``release`` frees what the framework holds on to. Not ``alone``, other ranks
+    are inside the same forward and would wait for ever: then nothing is run again.
+    """
+
+    def __init__(
+        self, tokens: int, is_out_of_memory: Callable[[BaseException], bool], release: Callable[[], None]
+    ) -> None:
+        self.tokens = tokens
+        self.alone = True
+        self._is_out_of_memory = is_out_of_memory
+        self._release = release
+        self._present: MicroBatch | None = None
+
+    def track(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The micro-batches, each remembered while it is worked on."""
+        for batch in batches:
+            self._present = batch
+            yield batch
+
+    def run(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
+        """``attempt()``; where memory runs out, once more from ``restart`` on."""
+        while True:
+            try:
+                return attempt()
+            except (RuntimeError, MemoryError) as error:
+                if self._present is None or not self._is_out_of_memory(error):
+                    raise
+                if not self.alone:
+                    raise out_of_step(self._present.tokens) from error
+                if len(self._present.rows) == 1:
+                    raise too_long(self._present.longest) from error
+                self.tokens = self._present.tokens // 2
+            finally:
+                self._present = None
+                self._release()
+            restart()  # here, not above: an exception being handled keeps the failed attempt's tensors alive
+
+
+def check_ids(prompts: Sequence[Ids], tokens: Ids | None, vocabulary: int) -> None:
+    """Raise ValueError for an empty prompt or an id that the model does not have."""
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ValueError(f"prompt {row} is empty; a prompt has at least one token")
+    for array in (*{id(prompt): prompt for prompt in prompts}.values(), *(() if tokens is None else (tokens,))):
+        if len(array) and not (array.min() >= 0 and array.max() < vocabulary):
+            raise ValueError(
+                f"token id {int(array.max() if array.max() >= vocabulary else array.min())} is not in the model's "
+                f"vocabulary of {vocabulary}; the tokenizer does not belong to this model"
+            )
+
+
+class LocalEngine(ABC):
+    """A learner that samples from its own weights; see :class:`backends.interface.Engine`."""
+
+    inbox: Path | None = None
+
+    def __init__(
+        self,
+        settings: BackendSettings,
+        name: str,
+        is_out_of_memory: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.version = 0
+        self.parameters = self.trainable = self.vocabulary = 0
+        self.recovery = Recovery(settings.micro_batch_tokens, is_out_of_memory, release)
+
+    # ------------------------------------------------------------------------- the interface
+
+    def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
+        """Draw ``samples`` responses for each prompt from the present weights."""
+        check_ids(request.prompts, None, self.vocabulary)
+        return self._rollout(request, on_finished)
+
+    def load_weights(self, weights: Weights) -> None:
+        """Nothing to do for the present weights, and there are no others."""
+        if weights.version != self.version:
+            raise BackendError(
+                f"weights of version {weights.version} were asked for, but the {self.name} engine draws from its own, "
+                f"which are version {self.version}"
+            )
+
+    def publish(self, inbox: Path | None) -> Weights:
+        """The present weights; written as a model folder where somebody else is to read them."""
+        if inbox is not None:
+            self.export(inbox)
+        return Weights(self.version, inbox)
+
+    def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
+        """One forward: log-probabilities, entropies and, with a proxy, features."""
+        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        return self.recovery.run(lambda: self._score(sequences, proxy))
+
+    def reference(self, sequences: Sequences) -> Floats:
+        """Log-probabilities [N] float32 under the policy as it was loaded."""
+        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        if not self.settings.keep_reference:
+            raise BackendError("this run holds no reference policy; load the model with keep_reference = true")
+        return self.recovery.run(lambda: self._reference(sequences))
+
+    def accumulate(self, sequences: Sequences, objective: Objective) -> float:
+        """Forward and backward over all sequences; where memory runs out it starts over with smaller micro-batches."""
+        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        restore = self._keep_gradient()
+
+        def restart() -> None:
+            restore()
+            if hasattr(objective, "restart"):
+                objective.restart()
+
+        return self.recovery.run(lambda: self._accumulate(sequences, objective), restart)
+
+    # --------------------------------------------------------------------- for the engines
+
+    def recompute(self, sequences: Sequences, proxy: Proxy) -> Callable[[int, int, Callable[[Any], Result]], Result]:
+        """A function of ``start``, ``stop`` and ``reduce`` that computes the features of those tokens again.
+
+        Under the present weights only: it raises RuntimeError once they have changed.
+        """
+        return partial(self._recompute, sequences, proxy, self.version)
+
+    def _recompute(
+        self, sequences: Sequences, proxy: Proxy, version: int, start: int, stop: int, reduce: Callable[[Any], Result]
+    ) -> Result:
+        if version != self.version:
+            raise outdated_features()
+        return self.recovery.run(lambda: reduce(self._rows(sequences, proxy, start, stop)))
+
+    @abstractmethod
+    def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions: ...
+
+    @abstractmethod
+    def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores: ...
+
+    @abstractmethod
+    def _reference(self, sequences: Sequences) -> Floats: ...
+
+    @abstractmethod
+    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterable[tuple[Ids, Any]]:
+        """Flat positions and unscaled features of the tokens start:stop, some at a time."""
+
+    @abstractmethod
+    def _accumulate(self, sequences: Sequences, objective: Objective) -> float: ...
+
+    @abstractmethod
+    def _keep_gradient(self) -> Callable[[], None]:
+        """A function that brings back the gradient as it is now."""
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Write a model folder that transformers and mlx-lm open."""

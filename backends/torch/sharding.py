@@ -1,0 +1,122 @@
+"""A policy over several ranks: the same on each, or with weights, gradients and moments split by FSDP2.
+
+Split, a forward or backward gathers a layer's weights while it runs, which all ranks must do at the same
+time: they agree on the number of micro-batches, and who has fewer computes a token that counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from backends.batching import PackedBatch, pack
+from backends.collective import SOLO, any_of, most
+from backends.interface import Collective, Sequences, Sharding
+from backends.torch.model import Policy
+
+Item = TypeVar("Item")
+
+# One token that predicts nothing: what a rank computes when others still have micro-batches and it has none.
+FILLER: PackedBatch = pack(Sequences((np.zeros(1, np.int64),), np.empty(0, np.int64), np.zeros(2, np.int64)), [[0]])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, sharing its memory."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Parallel:
+    """How the learner's ranks work together. ``sharding`` is that of the settings, "none" on a single rank."""
+
+    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device) -> None:
+        self.collective = collective
+        self.sharded = sharding != "none" and collective.size > 1
+        self._reshard = sharding == "full"
+        self._mesh: DeviceMesh | None = None
+        if self.sharded:
+            self._mesh = init_device_mesh(device.type, (collective.size,))
+        self._modules: list[Any] = []  # FSDPModules, whose methods a mixin gives them at run time
+
+    def split(self, policy: Policy) -> None:
+        """Split the weights of a policy over the ranks, where the settings want it."""
+        if not self.sharded:
+            return
+        causal = policy.causal
+        layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in (*layers, causal):  # the model itself last: it holds embedding, norm and head
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=self._reshard and module is not causal)
+            assert isinstance(module, FSDPModule)
+            module.set_gradient_divide_factor(1.0)  # ours is a sum over tokens, not a mean over ranks
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+            module.set_reshard_after_backward(self._reshard, recurse=False)
+            self._modules.append(module)
+        # The base model is called past the model itself, whose hooks gather what it holds.
+        causal.trunk = MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
+        register_fsdp_forward_method(causal, "trunk")
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights whole on every rank, so that ranks may do as many forwards as they like."""
+        for module in self._modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                module.set_reshard_after_forward(self._reshard and module is not self._modules[-1], recurse=False)
+            self.scatter()
+
+    def scatter(self) -> None:
+        """Give back the memory of gathered weights, which are stale once their shards have changed."""
+        for module in self._modules:
+            module.reshard()
+
+    def rounds(self, batches: Iterable[Item]) -> Iterator[Item | None]:
+        """The micro-batches of this rank; None while other ranks still have some, and all must keep step."""
+        if not self.sharded:
+            yield from batches
+            return
+        mine = list(batches)
+        count = most(self.collective, len(mine))  # before the first forward, which all ranks enter together
+        yield from mine
+        yield from [None] * (count - len(mine))
+
+    def anywhere(self, here: bool) -> bool:
+        """Whether something holds on any of the ranks that keep step; False where each goes at its own pace."""
+        return self.sharded and any_of(self.collective, here)
+
+    def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
+        """Add up over ranks what is not split, in place; split gradients were added up as they were computed."""
+        if self.collective.size > 1 and not self.sharded:
+            for gradient in gradients:
+                dist.all_reduce(gradient)
+
+    def norm(self, gradients: Iterable[Tensor]) -> float:
+        """The norm of the whole gradient, from what this rank holds of it; the same on every rank."""
+        found = float(nn.utils.get_total_norm(list(gradients)))
+        if not self.sharded:
+            return found
+        return float(np.sqrt(self.collective.sum(np.array([found**2]))[0]))
+
+    def first_row(self, weight: Tensor) -> int:
+        """Which row of the whole weight is the first one here."""
+        if not isinstance(weight, DTensor):
+            return 0
+        rows = int(weight.shape[0])
+        return min(rows, self.collective.rank * -(-rows // self.collective.size))  # as torch.chunk splits them
+
+
+ALONE = Parallel(SOLO, "none", torch.device("cpu"))  # a single process
