@@ -32,8 +32,9 @@ Bools = NDArray[np.bool_]
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
 
-# none: every process holds all; optimizer: gradients and moments are split; full: the weights as well
-Sharding = Literal["none", "optimizer", "full"]
+# none: every process holds all; optimizer: gradients and moments are split; full: the weights as well;
+# auto: none for models that are small enough, else full
+Sharding = Literal["auto", "none", "optimizer", "full"]
 
 
 class BackendError(Exception):
@@ -91,7 +92,7 @@ class BackendSettings:
     feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
     feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew
     seed: int = 0  # for what is initialised at random (adapters)
-    sharding: Sharding = "none"  # what of the learner is split over the processes
+    sharding: Sharding = "auto"  # what of the learner is split over the processes
 
 
 # ------------------------------------------------------------------------------------- records

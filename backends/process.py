@@ -1,7 +1,9 @@
-"""What the operating system knows of this process."""
+"""What the operating system knows of this process, and of those that were started with it."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,3 +18,14 @@ def peak_resident() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Which of how many ranks this process was started as: by torchrun, by mlx.launch, or by backends.launch."""
+    if "WORLD_SIZE" in os.environ:
+        return int(os.environ.get("RANK", "0")), int(os.environ["WORLD_SIZE"])
+    for variable in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):  # the ring's addresses, or JACCL's devices: one entry a rank
+        if variable in os.environ and "MLX_RANK" in os.environ:
+            entries = json.loads(Path(os.environ[variable]).read_text(encoding="utf-8"))
+            return int(os.environ["MLX_RANK"]), len(entries)
+    return 0, 1

@@ -11,13 +11,14 @@ from importlib.util import find_spec
 
 from backends.collective import SOLO
 from backends.interface import BackendError, BackendSettings, Collective, Engine
+from backends.process import rank_and_size
 
 
 @dataclass(frozen=True)
 class Entry:
     """Where a backend lives, what it needs, and how to get that."""
 
-    module: str  # has create(settings, name, collective) -> Engine
+    module: str  # has create(settings, name, collective) -> Engine and join(name) -> Collective
     needs: tuple[str, ...]  # importable packages
     install: str  # what to type when one is missing
 
@@ -54,7 +55,11 @@ def resolve(name: str) -> str:
 
 def join(name: str) -> Collective:
     """The processes that were started together with this one; raises BackendError where they cannot be reached."""
-    return SOLO
+    _, size = rank_and_size()
+    if size == 1:
+        return SOLO
+    make: Callable[[str], Collective] = importlib.import_module(ENTRIES[name].module).join
+    return make(name)
 
 
 def create(name: str, settings: BackendSettings, collective: Collective = SOLO) -> Engine:

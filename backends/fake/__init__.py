@@ -13,5 +13,10 @@ def create(settings: BackendSettings, name: str, collective: Collective = SOLO) 
     Raises BackendError for another architecture, LoRA, bfloat16, 8-bit moments or several processes.
     """
     if collective.size > 1:
-        raise BackendError("the fake backend trains in one process; choose --backend cpu, cuda or mlx for several")
+        join(name)
     return FakeEngine(settings, name)
+
+
+def join(name: str) -> Collective:
+    """Raises BackendError: there is one process."""
+    raise BackendError("the fake backend trains in one process; choose --backend cpu, cuda or mlx for several")

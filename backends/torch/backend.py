@@ -65,24 +65,24 @@ class TorchEngine(LocalEngine):
         super().__init__(settings, name, out_of_memory, self._free_cache)
         self._device = torch.device(name)
         self._collective = collective
-        self._parallel = Parallel(collective, settings.sharding, self._device)
-        self.recovery.alone = not self._parallel.sharded
-        if self._parallel.sharded and settings.optimizer.moments == "int8":
-            raise BackendError(
-                'update.moments = "int8": its blocks would depend on the number of processes where parallel.sharding '
-                f'= "{settings.sharding}" splits them; set parallel.sharding = "none", or update.moments = "float32"'
-            )
-        self._policy = load_policy(settings, self._device)
+        # Before it is split over GPUs the whole model has room in host memory only.
+        self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.lora else None
         self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
+        self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
+        self._parallel = Parallel(collective, settings.sharding, self._device, self.trainable)
+        if self._parallel.sharded and settings.optimizer.moments == "int8":
+            raise BackendError(
+                'update.moments = "int8": its blocks would depend on the number of processes where weights are split; '
+                'set parallel.sharding = "none", or update.moments = "float32"'
+            )
+        self.recovery.alone = not self._parallel.sharded
         for policy in (self._policy, self._frozen):
             if policy is not None:
-                self._parallel.split(policy)
-        weights = {name: weight for name, weight in self._policy.causal.named_parameters() if weight.requires_grad}
-        self._optimizer = Optimizer(weights, settings.optimizer, self._parallel)
+                self._parallel.place(policy)
+        self._optimizer = Optimizer(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
-        self.trainable = sum(weight.numel() for weight in weights.values())
 
     # ------------------------------------------------------------------------------- generating
 

@@ -77,6 +77,10 @@ class Policy:
         windows = self.windows
         return tuple(windows[kind] for kind in kinds or [*windows] * self.config.num_hidden_layers)
 
+    def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and weights that updates move."""
+        return ((name, weight) for name, weight in self.causal.named_parameters() if weight.requires_grad)
+
     def compute(self) -> torch.autocast:
         """The context of forward passes."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)

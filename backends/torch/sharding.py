@@ -27,6 +27,8 @@ from backends.torch.model import Policy
 
 Item = TypeVar("Item")
 
+SPLIT_ABOVE = 2 * 10**9  # trained weights, of 16 bytes each with gradient and moments: what "auto" goes by
+
 # One token that predicts nothing: what a rank computes when others still have micro-batches and it has none.
 FILLER: PackedBatch = pack(Sequences((np.zeros(1, np.int64),), np.empty(0, np.int64), np.zeros(2, np.int64)), [[0]])
 
@@ -38,20 +40,24 @@ def local(tensor: Tensor) -> Tensor:
 
 
 class Parallel:
-    """How the learner's ranks work together. ``sharding`` is that of the settings, "none" on a single rank."""
+    """How the ranks of a learner of so many trained weights work together, with the settings' ``sharding``."""
 
-    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device) -> None:
+    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device, trained: int = 0) -> None:
+        if sharding == "auto":
+            sharding = "full" if trained > SPLIT_ABOVE else "none"
         self.collective = collective
         self.sharded = sharding != "none" and collective.size > 1
+        self._device = device
         self._reshard = sharding == "full"
         self._mesh: DeviceMesh | None = None
         if self.sharded:
             self._mesh = init_device_mesh(device.type, (collective.size,))
         self._modules: list[Any] = []  # FSDPModules, whose methods a mixin gives them at run time
 
-    def split(self, policy: Policy) -> None:
-        """Split the weights of a policy over the ranks, where the settings want it."""
+    def place(self, policy: Policy) -> None:
+        """Bring a policy to the device, whole or split over the ranks."""
         if not self.sharded:
+            policy.causal.to(self._device)
             return
         causal = policy.causal
         layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -39,12 +39,14 @@ from delta_cli.cli import doctor, evaluate, look, parity, recipe, study, train  
 def main() -> None:
     """Run a command; what a person can put right is one line and exit code 2."""
     from backends.interface import BackendError
+    from delta_cli.cli.failure import fail
 
     try:
         app()
     except (UserError, BackendError) as error:
-        typer.echo(f"delta: {error}", err=True)
-        sys.exit(2)
+        fail(error)
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:  # a mistake of ours: a traceback, but not one from each of several processes
+        fail(error)

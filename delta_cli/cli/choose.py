@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
+from backends.launch import LAUNCHER
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.loading import differences, with_overrides
@@ -18,7 +20,7 @@ RUNS = Path("runs")
 CHANGEABLE = (
     *("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
     *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens"),
-    *("update.feature_bytes", "update.feature_host_bytes", "update.offload"),
+    *("update.feature_bytes", "update.feature_host_bytes", "update.offload", "parallel."),
     *("model.gradient_checkpointing", "update.learning_rate"),
 )
 
@@ -60,6 +62,6 @@ def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) ->
             f"{own}: resuming would change {'; '.join(refused)}{also}. Only {', '.join(CHANGEABLE)} may change; "
             "start a new run for the rest"
         )
-    if allowed:
+    if allowed and LAUNCHER not in os.environ:  # or the process that started this one has said so
         typer.echo(f"going on with {'; '.join(allowed)}", err=True)
     return after

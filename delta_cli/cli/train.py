@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from backends.launch import LAUNCHER
+from backends.process import rank_and_size
 from delta_cli.cli import app
 from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from backends.interface import Collective
     from delta_cli.recipe import Recipe
     from delta_cli.reporting.console import Mode
 
@@ -34,46 +38,91 @@ def train(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only what is wrong.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes on this machine; without it, the recipe's.", show_default=False),
+    ] = None,
 ) -> None:
     """Train a model by a recipe."""
-    from delta_cli.cli.choose import recipe_of_run, run_folder
-    from delta_cli.recipe import load_recipe, to_toml
+    from backends import registry
+    from backends.collective import from_first
 
-    overrides = tuple(set_ or ())
-    folder = run_folder(recipe, run_dir, resume)
-    loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
+    overrides = [*(set_ or ()), *([] if processes is None else [f"parallel.processes={processes}"])]
+    mode: Mode = "json" if json else "quiet" if quiet else "auto"
+    rank, size = rank_and_size()
+    if size > 1:  # one of several that were started together: the first one decides for all
+        ranks = registry.join(registry.resolve(backend))
+        choice = _choose(recipe, run_dir, resume, overrides) if rank == 0 else None
+        folder, loaded = from_first(ranks, choice)
+        sys.exit(_train(loaded, backend, folder, mode, resume, ranks))
+    folder, loaded = _choose(recipe, run_dir, resume, overrides, dry_run)
     if dry_run:
         from delta_cli.cli.doctor import report
+        from delta_cli.recipe import to_toml
 
         typer.echo(to_toml(loaded))
         report(loaded, backend, run_model=False)
-        return
-    if not resume and (folder / "recipe.toml").exists():
+    elif loaded.parallel.processes > 1:
+        sys.exit(_launch(loaded, recipe, registry.resolve(backend), folder, mode, resume, overrides))
+    else:
+        sys.exit(_train(loaded, backend, folder, mode, resume, registry.join(registry.resolve(backend))))
+
+
+def _choose(
+    recipe: Path | None, run_dir: Path | None, resume: bool, overrides: Sequence[str], dry_run: bool = False
+) -> tuple[Path, Recipe]:
+    """The run's folder and its recipe. Raises UserError where they do not fit each other."""
+    from delta_cli.cli.choose import recipe_of_run, run_folder
+    from delta_cli.recipe import load_recipe
+
+    folder = run_folder(recipe, run_dir, resume)
+    loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
+    if not (resume or dry_run) and (folder / "recipe.toml").exists():
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
-    mode: Mode = "json" if json else "quiet" if quiet else "auto"
-    sys.exit(_train(loaded, backend, folder, mode, resume))
+    return folder, loaded
 
 
-def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool) -> int:
-    """Run to the end or until asked to stop; the exit code."""
+def _launch(
+    loaded: Recipe,
+    recipe: Path | None,
+    backend: str,
+    folder: Path,
+    mode: Mode,
+    resume: bool,
+    overrides: Sequence[str],
+) -> int:
+    """Run this command once more as each of several ranks; the exit code."""
+    from backends.launch import launch
+
+    arguments = ["train", *([str(recipe)] if recipe else []), "--backend", backend, "--run-dir", str(folder)]
+    arguments += [part for override in overrides for part in ("--set", override)]
+    arguments += [*(["--resume"] if resume else []), *([] if mode == "auto" else [f"--{mode}"])]
+    return launch(backend, loaded.parallel.processes, arguments)
+
+
+def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool, ranks: Collective) -> int:
+    """Run to the end or until asked to stop; the exit code. The first rank alone prints."""
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
+    from delta_cli.training.observer import Observer
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
 
-    stop, stopped = StopSignal(), None
-    observer = with_tracking(console_observer(mode), recipe, folder)
+    stop, stopped, leads = StopSignal(), None, ranks.rank == 0
+    observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()
     try:
-        with open_trainer(recipe, backend, folder, observer, stop.asked) as trainer:
+        with open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer:
             trainer.run(resume)
     except Interrupted as interrupted:
         stopped = interrupted.step
     finally:
         observer.end()
+    ranks.close()
     if stopped is not None:
-        typer.echo(f"stopped after step {stopped}; go on with: delta train --resume --run-dir {folder}", err=True)
-        return 128 + stop.number
-    if mode == "auto":
+        if leads:
+            typer.echo(f"stopped after step {stopped}; go on with: delta train --resume --run-dir {folder}", err=True)
+        return 128 + (stop.number or signal.SIGTERM)  # of another rank's signal where none came here
+    if mode == "auto" and leads:
         typer.echo(f"done: {folder}  (the model is in {folder / 'model'})")
     return 0
 
@@ -87,12 +136,18 @@ class StopSignal:
             signal.signal(each, self._hear)
 
     def asked(self) -> bool:
-        """Whether a signal came."""
-        return self.number != 0
+        """Whether a signal came, or the process that started this one as a rank is gone."""
+        return self.number != 0 or self._orphaned()
+
+    def _orphaned(self) -> bool:
+        launcher = os.environ.get(LAUNCHER)
+        return launcher is not None and os.getppid() != int(launcher)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
+        if rank_and_size()[0]:
+            return  # the first rank says it for all
         # Not print: the signal may have come in the middle of one, which cannot be entered twice.
         os.write(2, b"stopping at the next safe point; once more to stop at once\n")

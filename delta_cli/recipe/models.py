@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from backends.interface import Sharding
 from delta_cli.credit.advantages import AdvantageKind
 from delta_cli.credit.coefficients import CoefficientSettings, ContrastKind, NormaliseKind, ScoreKind, WeightingKind
 from delta_cli.credit.methods import (
@@ -239,6 +240,17 @@ class Tracking(Section):
     project: str = key("delta", "wandb and trackio: the project that the run appears in", min_length=1)
 
 
+class Parallel(Section):
+    """How several processes train one model together; their number changes no result."""
+
+    processes: int = key(1, "processes that delta train starts on this machine", "processes", ge=1, le=1024)
+    sharding: Sharding = key(
+        "auto",
+        "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
+        "auto: none below 2 billion trained weights, else full",
+    )
+
+
 class Run(Section):
     """The run as a whole."""
 
@@ -260,6 +272,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
+    parallel: Parallel = Parallel()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

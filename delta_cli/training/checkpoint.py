@@ -66,6 +66,7 @@ def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], r
                 shutil.rmtree(final)
             partial.rename(final)
             _sync(root)
+        ranks.barrier()  # no rank may end before the first one has made it whole
     return final
 
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from backends import registry
-from backends.interface import BackendSettings, LoraSettings, OptimizerSettings
+from backends.collective import SOLO
+from backends.interface import BackendSettings, Collective, LoraSettings, OptimizerSettings
 from delta_cli.assets import model_path
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
 from delta_cli.data.prompts import encode_prompt
@@ -35,8 +36,9 @@ def open_trainer(
     run_dir: Path,
     observer: Observer,
     stop_asked: Callable[[], bool] = lambda: False,
+    ranks: Collective = SOLO,
 ) -> Iterator[Trainer]:
-    """A trainer with everything loaded, holding its run folder; freed on leaving.
+    """A trainer with everything loaded, holding its run folder; freed on leaving. Every rank opens its own.
 
     What is cheap to check is checked before what is dear to load. Raises UserError or BackendError,
     one line each.
@@ -47,8 +49,6 @@ def open_trainer(
     benchmarks = load_benchmarks(recipe, data)
     encode_prompt(data.problems[0], template_of(recipe), tokenizer)  # a template that cannot be rendered fails here
     with ExitStack() as stack:
-        ranks = registry.join(name)
-        stack.callback(ranks.close)
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
             grader.check(data.problems[0])
@@ -59,7 +59,7 @@ def open_trainer(
         folder = RunFolder(run_dir) if ranks.rank == 0 else FollowedFolder(run_dir)
         folder.hold()
         stack.callback(folder.release)
-        engine = registry.create(name, backend_settings(recipe, ranks.size), ranks)
+        engine = registry.create(name, backend_settings(recipe), ranks)
         stack.callback(engine.close)
         yield Trainer(
             recipe,
@@ -188,7 +188,7 @@ def make_grader(recipe: Recipe) -> Grader:
     return Grader(spec, reward.workers, reward.timeout)
 
 
-def backend_settings(recipe: Recipe, processes: int = 1) -> BackendSettings:
+def backend_settings(recipe: Recipe) -> BackendSettings:
     """What a backend needs of a recipe."""
     model, update = recipe.model, recipe.update
     lora = None
@@ -215,4 +215,5 @@ def backend_settings(recipe: Recipe, processes: int = 1) -> BackendSettings:
         feature_bytes=update.feature_bytes,
         feature_host_bytes=update.feature_host_bytes,
         seed=recipe.run.seed,
+        sharding=recipe.parallel.sharding,
     )
