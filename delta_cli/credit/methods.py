@@ -41,9 +41,8 @@ class Method:
     bound: float = 5.0  # stop_gradient: the ratio's upper bound
     entropy_share: float = 0.2
     future_half_life: float = 32.0  # future_kl: tokens after which a log-ratio counts half
-    future_low: float = 0.8  # future_kl: range of the weight where A < 0 and r > future_ratio
-    future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] elsewhere
-    future_ratio: float = 10.0
+    future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] …
+    future_ratio: float = 10.0  # … but it is 1 where A < 0 and r > future_ratio
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
@@ -54,10 +53,8 @@ class Method:
         if not 0 < self.entropy_share <= 1:
             raise ValueError(f"entropy_share must lie in (0, 1], not {self.entropy_share}")
         check_positive(self, "tau_positive", "tau_negative", "bound", "future_half_life", "future_ratio")
-        if not 0 < self.future_low <= 1 <= self.future_high:
-            raise ValueError(
-                f"FIPO needs 0 < future_low <= 1 <= future_high, not {self.future_low} and {self.future_high}"
-            )
+        if not self.future_high >= 1:
+            raise ValueError(f"FIPO needs future_high >= 1, not {self.future_high}")
 
 
 _DAPO = Method("group_normalised", "uniform", "clip", "token_mean", eps_high=0.28, dual_clip=10.0)

@@ -245,8 +245,9 @@ def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Met
     """FIPO's token weights [n], constants of the update, and which responses stay in the loss [r].
 
     F_t = Σ_{k ≥ t} g^(k−t)·delta_k inside the response, over tokens with ratio at most dual_clip,
-    g = 2^(−1/half-life); the weight is exp(F) in its range. A response with more than one
-    dual-clipped token leaves.
+    g = 2^(−1/half-life); the weight is exp(F) clamped to [1, future_high]. Where A < 0 and the ratio
+    is above future_ratio it is 1: the official code clamps the clamped weight once more, to [0.8, 1].
+    A response with more than one dual-clipped token leaves.
     """
     ratio = np.exp(delta)
     limit = np.inf if method.dual_clip is None else method.dual_clip
@@ -261,8 +262,7 @@ def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Met
         shift *= 2
     boost = np.exp(np.minimum(future, MAX_LOG_RATIO))  # a long response's sum may be past any exponential
     weights = np.clip(boost, 1.0, method.future_high)
-    damped = (advantages < 0) & (ratio > method.future_ratio)
-    weights = np.where(damped, np.clip(boost, method.future_low, 1.0), weights)
+    weights = np.where((advantages < 0) & (ratio > method.future_ratio), 1.0, weights)
     floored = np.bincount(rows, dual_clipped(ratio, advantages, method), len(lengths))
     return weights, floored <= 1
 

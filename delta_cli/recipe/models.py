@@ -135,9 +135,8 @@ class MethodSection(Section):
     bound: float | None = key(None, "stop_gradient: the ratio's bound", gt=0)
     entropy_share: float | None = key(None, "entropy: share of tokens kept", gt=0, le=1)
     future_half_life: float | None = key(None, "future_kl: half-life", "tokens", gt=0)
-    future_low: float | None = key(None, "future_kl: least weight where the ratio is too large", gt=0, le=1)
     future_high: float | None = key(None, "future_kl: largest weight", ge=1)
-    future_ratio: float | None = key(None, "future_kl: the ratio from which future_low holds, where A < 0", gt=1)
+    future_ratio: float | None = key(None, "future_kl: above this ratio the weight is 1, where A < 0", gt=1)
 
     def resolve(self) -> Method:
         """The preset's row with the changes."""

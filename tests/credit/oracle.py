@@ -242,24 +242,26 @@ def sapo(b: Batch) -> torch.Tensor:
     return -response_mean(b, term)
 
 
-def fipo(b: Batch) -> torch.Tensor:
+def fipo(b: Batch, threshold: float = 10) -> torch.Tensor:
     stays = [r for r in b.rows() if not (b.advantages[r] < 0 and int((b.ratio(r) > 10).sum()) > 1)]
     inner = Batch(**{**vars(b), "kept": [r in stays for r in range(len(b.advantages))]})
 
     def term(r: int) -> torch.Tensor:
-        w = torch.tensor(future_kl(b.log_ratio(r).tolist(), b.advantages[r]), dtype=torch.float64)
+        w = torch.tensor(future_kl(b.log_ratio(r).tolist(), b.advantages[r], threshold), dtype=torch.float64)
         return w * clipped(b.ratio(r), b.advantages[r], 0.2, 0.28, 10)
 
     return -token_mean(inner, term)
 
 
-def future_kl(delta: list[float], A: float) -> list[float]:
-    """FIPO's weights of one response's tokens."""
+def future_kl(delta: list[float], A: float, threshold: float) -> list[float]:
+    """FIPO's weights of one response's tokens: clamped once for all, and that once more past the threshold."""
     weights = []
     for t in range(len(delta)):
         F = sum(2 ** (-(k - t) / 32) * delta[k] for k in range(t, len(delta)) if delta[k] <= math.log(10))
-        low, high = (0.8, 1.0) if A < 0 and math.exp(delta[t]) > 10 else (1.0, 1.2)
-        weights.append(min(max(math.exp(F), low), high))
+        weight = min(max(math.exp(F), 1.0), 1.2)
+        if A < 0 and math.exp(delta[t]) > threshold:
+            weight = min(max(weight, 0.8), 1.0)
+        weights.append(weight)
     return weights
 
 
@@ -275,7 +277,7 @@ def cispo(b: Batch) -> torch.Tensor:
     return -token_mean(b, lambda r: b.ratio(r).detach().clamp(max=5.0) * b.advantages[r] * b.of(b.logp, r))
 
 
-LOSSES: dict[str, Callable[[Batch], torch.Tensor]] = {
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "reinforce": reinforce,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -290,9 +292,9 @@ LOSSES: dict[str, Callable[[Batch], torch.Tensor]] = {
 }
 
 
-def loss_and_gradient(preset: str, b: Batch) -> tuple[float, np.ndarray]:
-    """Value and derivative with respect to every log-probability."""
+def loss_and_gradient(preset: str, b: Batch, **options: float) -> tuple[float, np.ndarray]:
+    """Value and derivative with respect to every log-probability; ``options`` are the loss's own."""
     b.logp = b.logp.clone().requires_grad_(True)
-    value = LOSSES[preset](b)
+    value = LOSSES[preset](b, **options)
     (gradient,) = torch.autograd.grad(value, b.logp)
     return float(value.detach()), gradient.numpy()

@@ -73,7 +73,7 @@ def test_token_coefficients(arguments: dict[str, Any], message: str) -> None:
         ({"tau_negative": 0.0}, "tau_negative must be a finite number above 0, not 0.0"),
         ({"bound": -1.0}, "bound must be a finite number above 0, not -1.0"),
         ({"future_half_life": 0}, "future_half_life must be"),
-        ({"future_high": 0.9}, "not 0.8 and 0.9"),
+        ({"future_high": 0.9}, "future_high >= 1, not 0.9"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

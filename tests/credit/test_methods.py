@@ -118,6 +118,25 @@ def test_fipo_weights_by_hand() -> None:
     assert gradient[0] * -33 == pytest.approx(np.exp(0.05), rel=1e-12)
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("later", [0.1, 1.05], ids=["future below 1", "future above 1.2"])
+def test_fipo_weights_past_the_threshold_are_one(advantage: float, later: float) -> None:
+    """Ratio 3 at the first token, which only the threshold 2 calls too large, and only where A < 0.
+
+    Its own weight: exp(F) with F = ln 3 + 2^(−1/32)·ln later, clamped to [1, 1.2], and where it is too
+    large that once more to [0.8, 1], which leaves 1 and nothing else.
+    """
+    delta, bounds = np.log([3.0, later]), {"eps_low": 0.99, "eps_high": 9.0}  # a clip that cuts nothing off here
+    inside = 1.2 if later > 1 else 1.0
+    own = {10.0: inside, 2.0: 1.0 if advantage < 0 else inside}
+    for threshold, weight in own.items():
+        _, gradient = policy_loss(
+            "fipo", delta - 1, np.full(2, -1.0), [advantage], [0, 2], future_ratio=threshold, **bounds
+        )
+        expected = [3.0 * weight, later * max(1.0, later)]
+        np.testing.assert_allclose(gradient * 2 / -advantage, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("clipped_tokens", "stays"), [(1, True), (2, False)])
 def test_fipo_drops_a_response_with_more_than_one_dual_clipped_token(clipped_tokens: int, stays: bool) -> None:
     """The other response's gradient is then a mean over its own two tokens, not over all six."""

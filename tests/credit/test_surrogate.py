@@ -81,6 +81,17 @@ def test_loss_and_gradient_are_those_of_the_formula(preset: str, seed: int) -> N
     compare(preset, case(seed))
 
 
+@pytest.mark.parametrize("threshold", [1.1, 2.0, 5.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_fipo_with_a_threshold_below_the_dual_clip(threshold: float, seed: int) -> None:
+    """Where the ratio is above the dual clip the gradient is 0 whatever the weight; below it, the weight shows."""
+    arguments = case(seed)
+    loss, gradient = policy_loss("fipo", **arguments, future_ratio=threshold)
+    true_loss, true_gradient = oracle.loss_and_gradient("fipo", as_oracle(arguments), threshold=threshold)
+    assert loss == pytest.approx(true_loss, rel=1e-9, abs=1e-9)
+    np.testing.assert_allclose(gradient, true_gradient, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"gspo"}))
 @pytest.mark.parametrize("seed", range(3))
 def test_with_everything_that_combines(preset: str, seed: int) -> None:

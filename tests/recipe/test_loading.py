@@ -46,7 +46,7 @@ MISTAKES = {
     "reward.kind=custom": ["reward.custom_file"],
     "reward.overlong_buffer=100000": ["reward.overlong_buffer = 100000"],
     "reward.overlong_factor=-1": ["--set reward.overlong_factor=-1: "],
-    "method.future_low=0": ["method.future_low = 0"],
+    "method.future_ratio=1": ["method.future_ratio = 1"],
     "steps=1": ["section.key=value"],
     "run.steps": ["section.key=value"],
     "run.steps=1\nseed=2": ["one value at a time"],
