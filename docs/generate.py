@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
 
 from delta_cli.credit.methods import PRESETS, Method
+from delta_cli.doctor import plan_text
+from delta_cli.doctor.assumed import ASSUMPTIONS
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
-from delta_cli.doctor.shapes import shape_of
+from delta_cli.doctor.gpus import GPUS
+from delta_cli.doctor.plan import Plan, fitted, plan
+from delta_cli.doctor.question import ENGINES, Engine, Question
+from delta_cli.doctor.shapes import KNOWN, shape_of
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
 from delta_cli.recipe.loading import section_of
 from delta_cli.training.metrics import METRICS
@@ -31,6 +36,7 @@ def pages() -> dict[str, str]:
         "recipe.schema.json": json_schema(),
         "metrics.md": metrics(),
         "memory.md": memory(),
+        "scale.md": scale(),
     }
 
 
@@ -125,6 +131,106 @@ a processor would say nothing about the GPU. Ours is the same few lines of torch
 
 What `recipes/qwen3_8b.toml` needs with each:
 """
+
+
+def scale() -> str:
+    """What the paper's run would take on 1 to 512 GPUs, with four sizes of models."""
+    first = ("model", "engine", *(f"{gpu}: fewest GPUs" for gpu in SCALE_GPUS), *(f"h of 64 {g}" for g in SCALE_GPUS))
+    parts = [HEAD, SCALE, _table(first, _fewest()), _outside(), "## What is assumed\n", _list(ASSUMPTIONS)]
+    header = ("GPU", "memory, GB", "bfloat16, TFLOP/s", "memory, TB/s", "link", "PCIe", "network of a node")
+    parts += ["The data sheets' figures, links one way in GB/s:\n", _table(header, map(_gpu, GPUS))]
+    for model in SCALE_MODELS:
+        parts.append(f"## {model}\n")
+        for gpu in SCALE_GPUS:
+            for engine in ENGINES.values():
+                parts.append(_phases_table(model, gpu, engine))
+    return "\n".join(parts)
+
+
+SCALE_MODELS = {
+    "Qwen3-8B": "Qwen/Qwen3-8B-Base",
+    "Qwen3-14B": "Qwen/Qwen3-14B-Base",
+    "Qwen3-32B": "Qwen/Qwen3-32B",
+    "Llama-3.3-70B": "meta-llama/Llama-3.3-70B-Instruct",
+}
+SCALE_GPUS = ("h100", "h200", "b200")
+SCALE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SCALE = """# Before renting GPUs
+
+Every figure on this page is arithmetic: from the models' shapes, the lengths in the recipe, the GPUs' data sheets and
+the assumptions below. **Nothing was run on a GPU.** It says what cannot fit, what a step is bound by, and when more
+GPUs stop helping; take its seconds for an order of magnitude.
+
+The recipe is `recipes/qwen3_8b.toml`, the paper's: 128 prompts × 16 responses of up to 20,480 tokens, the whole model
+trained, with another model in its place for the other sizes. The keys that change no result (`rollout.batch`,
+`update.offload`, `update.micro_batch_tokens`, `update.feature_bytes`) are set to what each GPU has room for. Any other
+recipe, GPU and number of processes:
+
+```
+delta doctor recipes/qwen3_8b.toml --gpu h100 --processes 8
+delta doctor recipes/qwen3_8b.toml --gpu b200 --processes 64 --engine vllm --mean-tokens 3000
+delta doctor recipes/qwen3_8b.toml --gpu h200 --processes 16 --set model.path=Qwen/Qwen3-32B --json
+```
+
+The engine "local" is the trainer's own slots; "vllm" is vLLM on the same GPUs. On more than one GPU weights, gradients
+and moments are sharded (FSDP2). Fewest GPUs that fit, and hours of the recipe's 220 steps on 64:
+"""
+
+
+def _plans(model: str, gpu: str, engine: Engine, counts: Iterable[int] = SCALE_COUNTS) -> list[Plan]:
+    recipe = load_recipe(RECIPES / "qwen3_8b.toml")
+    shape = KNOWN[SCALE_MODELS[model]]
+    questions = (Question(recipe, shape, {}, GPUS[gpu], count, engine=engine) for count in counts)
+    return [plan(fitted(question)) for question in questions]
+
+
+def _fewest() -> Iterator[tuple[str, ...]]:
+    for model in SCALE_MODELS:
+        for engine in ENGINES.values():
+            plans = {gpu: _plans(model, gpu, engine) for gpu in SCALE_GPUS}
+            fewest = [next((str(p.layout.processes) for p in plans[gpu] if p.fits), "none") for gpu in SCALE_GPUS]
+            sixty_four = [next(p for p in plans[gpu] if p.layout.processes == 64) for gpu in SCALE_GPUS]
+            yield model, engine, *fewest, *(f"{p.hours:.0f}" if p.fits else "–" for p in sixty_four)
+
+
+def _phases_table(model: str, gpu: str, engine: Engine) -> str:
+    plans = _plans(model, gpu, engine)
+    if not any(each.fits for each in plans):
+        least = min(plans, key=lambda each: each.bytes)
+        largest = max((item for item in least.items if item.phase != "host"), key=lambda item: item.bytes)
+        return (
+            f"On {gpu} with the {engine} engine it fits no number of GPUs: {least.bytes / 1e9:.0f} GB at the least, "
+            f"{largest.bytes / 1e9:.0f} of it\n{largest.name} ({largest.phase}).\n"
+        )
+    lines = "\n".join(plan_text.table(plans))
+    return f"On {gpu} with the {engine} engine, seconds of a step:\n\n```text\n{lines}\n```\n"
+
+
+def _outside() -> str:
+    """The paper's one figure of time beside the plan's."""
+    recipe = load_recipe(RECIPES / "qwen3_8b.toml")
+    asked = Question(recipe, KNOWN[SCALE_MODELS["Qwen3-8B"]], {}, GPUS["b200"], 8, engine="vllm")
+    for mean in range(100, recipe.rollout.max_tokens, 100):
+        found = plan(fitted(replace(asked, mean_tokens=mean)))
+        forward = next(phase.seconds for phase in found.phases if phase.name == "scoring")
+        if 3 * forward >= 37:
+            break
+    return (
+        "One figure from outside: the paper's code makes three more forwards than ours, which took 37 s of a first\n"
+        f"step of 363 s on eight B200. Here three forwards take 37 s where responses have {mean:,} tokens on average,\n"
+        f"and the whole step, those three and vLLM included, would take {found.step_seconds + 37:.0f} s. The paper\n"
+        "does not give its mean length.\n"
+    )
+
+
+def _gpu(name: str) -> tuple[str, ...]:
+    gpu = GPUS[name]
+    links = (f"{value / 1e9:g}" for value in (gpu.link, gpu.host, gpu.network))
+    return name, f"{gpu.memory / 1e9:g}", f"{gpu.flops / 1e12:g}", f"{gpu.bandwidth / 1e12:g}", *links
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
 
 
 def _items(name: str, *overrides: str) -> list[Item]:

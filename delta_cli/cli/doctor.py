@@ -2,30 +2,88 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
+from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
 
 SIGNS = {"ok": "[green]✓[/]", "note": "[blue]·[/]", "wrong": "[red]✗[/]"}
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs of a plan's table
+MOST = 4096
 
 
 @app.command()
-def doctor(recipe: RecipeArgument = None, backend: BackendOption = "auto", set_: SetOption = None) -> None:
-    """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 when something is wrong."""
+def doctor(
+    recipe: RecipeArgument = None,
+    backend: BackendOption = "auto",
+    set_: SetOption = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="With --gpu: how many, one process each.")] = None,
+    engine: Annotated[str | None, typer.Option(help="With --gpu: what draws, local or vllm.")] = None,
+    mean_tokens: Annotated[int | None, typer.Option(help="With --gpu: mean length of a response.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
+) -> None:
+    """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 when something is wrong.
+
+    With --gpu, say instead what memory and time a step would take on such GPUs, by arithmetic.
+    """
     from delta_cli.recipe import load_recipe
 
-    if not report(load_recipe(recipe or quickstart(), tuple(set_ or ())), backend, run_model=True):
-        raise typer.Exit(1)
+    path = recipe or quickstart()
+    loaded = load_recipe(path, tuple(set_ or ()))
+    if gpu is None:
+        given = {"--processes": processes, "--engine": engine, "--mean-tokens": mean_tokens}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise UserError(f"{named[0]} plans a run on other GPUs; say on which with --gpu, such as --gpu h100")
+        if not report(loaded, backend, run_model=True, json=json):
+            raise typer.Exit(1)
+        return
+    _plan(loaded, path.name, gpu, 1 if processes is None else processes, engine or "local", mean_tokens, json)
 
 
-def report(recipe: Recipe, backend: str, run_model: bool) -> bool:
+def _plan(
+    recipe: Recipe, name: str, gpu: str, processes: int, engine: str, mean_tokens: int | None, json: bool
+) -> None:
+    from dataclasses import replace
+    from json import dumps
+
+    from delta_cli.doctor import plan_text
+    from delta_cli.doctor.gpus import find_gpu
+    from delta_cli.doctor.plan import fitted, plan
+    from delta_cli.doctor.question import ENGINES, Question
+    from delta_cli.doctor.shapes import shape_of
+
+    if not 1 <= processes <= MOST:
+        raise UserError(f"--processes {processes}: choose a number from 1 to {MOST}")
+    if engine not in ENGINES:
+        raise UserError(f"--engine {engine}: choose {' or '.join(ENGINES)}")
+    if mean_tokens is not None and not 1 <= mean_tokens <= recipe.rollout.max_tokens:
+        raise UserError(f"--mean-tokens {mean_tokens}: choose 1 to rollout.max_tokens = {recipe.rollout.max_tokens}")
+    question = Question(
+        recipe, *shape_of(recipe.model.path), find_gpu(gpu), processes, engine=ENGINES[engine], mean_tokens=mean_tokens
+    )
+    counts = sorted({*COUNTS, processes})
+    scaling = [plan(fitted(replace(question, processes=count))) for count in counts]
+    parts = (name, plan(question), plan_text.settings(fitted(question)), scaling)
+    if json:
+        typer.echo(dumps(plan_text.as_json(*parts), ensure_ascii=False))
+        return
+    for line in plan_text.text(*parts):
+        typer.echo(line)
+
+
+def report(recipe: Recipe, backend: str, run_model: bool, json: bool = False) -> bool:
     """Print each finding as it is made; whether none is wrong."""
+    from json import dumps
+
     from rich.console import Console
     from rich.markup import escape
 
@@ -34,6 +92,9 @@ def report(recipe: Recipe, backend: str, run_model: bool) -> bool:
     console = Console(highlight=False)
     fine = True
     for finding in examine(recipe, backend, run_model):
-        console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {escape(finding.text)}", soft_wrap=True)
+        if json:
+            typer.echo(dumps(vars(finding), ensure_ascii=False))
+        else:
+            console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {escape(finding.text)}", soft_wrap=True)
         fine = fine and finding.level != "wrong"
     return fine

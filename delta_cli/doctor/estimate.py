@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from delta_cli.doctor.layout import ONE, Layout
 from delta_cli.doctor.shapes import Shape
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import Update
@@ -36,14 +37,20 @@ class Item:
     remedy: str = ""  # what makes it smaller
 
 
-def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[Item]:
-    """Every use of memory of a run, to within what frameworks keep for themselves."""
+def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: Layout = ONE) -> list[Item]:
+    """Every use of memory of a process, to within what frameworks keep for themselves."""
     return [
-        *_weights(recipe, shape, config),
-        *_rollout(recipe, shape),
+        *_weights(recipe, shape, config, layout),
+        *_rollout(recipe, shape, layout),
         *_activations(recipe, shape),
-        *_features(recipe, shape),
+        *_features(recipe, shape, layout),
     ]
+
+
+def trained(recipe: Recipe, shape: Shape) -> int:
+    """Parameters that the run trains."""
+    lora = recipe.model.lora
+    return shape.adapters(lora.rank, lora.targets, lora.layers) if lora else shape.parameters
 
 
 def needed(items: Iterable[Item]) -> int:
@@ -60,54 +67,83 @@ def totals(items: Iterable[Item]) -> dict[Phase, int]:
     return phases
 
 
-def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any]) -> list[Item]:
+def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: Layout) -> list[Item]:
     half = recipe.model.dtype == "bfloat16"
     lora, count = recipe.model.lora, shape.parameters
     stored = FLOAT if lora is None or not half else 2
     bits = (config.get("quantization") or {}).get("bits")
     width = f"{bits} bits" if bits else f"{stored} bytes"
     base = count * bits // 8 + count // 16 if bits else count * stored
-    items = [Item("weights", base, "stays", f"{_many(count)} × {width}", "a smaller model")]
-    trained = shape.adapters(lora.rank, lora.targets, lora.layers) if lora else count
-    some = _many(trained)
+    split = "" if layout.parts == 1 else f" / {layout.parts} processes"
+    items = [Item("weights", layout.share(base), "stays", f"{_many(count)} × {width}{split}", "a smaller model")]
+    own, some = layout.share(trained(recipe, shape)), f"{_many(trained(recipe, shape))}{{}}{split}"
     if lora:
-        items.append(Item("adapters", trained * FLOAT, "stays", f"{some} × 4 bytes", "model.lora.rank"))
+        items.append(Item("adapters", own * FLOAT, "stays", some.format(" × 4 bytes"), "model.lora.rank"))
     smaller = "" if lora else "train adapters: add [model.lora]"
-    items.append(_moments(recipe.update, trained, some, smaller))
-    items.append(Item("gradient", trained * FLOAT, "update", f"{some} × 4 bytes", smaller))
-    if half:
-        items.append(Item("compute copy", 2 * trained, "stays", f"{some} cast to bfloat16, 2 bytes", smaller))
+    items.append(_moments(recipe.update, own, some, smaller))
+    items.append(Item("gradient", own * FLOAT, "update", some.format(" × 4 bytes"), smaller))
+    items += _compute_copy(recipe, shape, layout, smaller)
     if recipe.update.kl_coefficient and lora is None:
-        reference = count * (2 if half else FLOAT)
-        items.append(Item("reference policy", reference, "stays", "a frozen copy", "update.kl_coefficient = 0"))
+        reference = layout.share(count * (2 if half else FLOAT))
+        items.append(Item("reference policy", reference, "stays", f"a frozen copy{split}", "update.kl_coefficient = 0"))
     return items
 
 
-def _moments(update: Update, trained: int, some: str, smaller: str) -> Item:
-    size, how = 2 * FLOAT * trained, "2 × 4 bytes"
+def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) -> list[Item]:
+    """The weights that layers compute with: cast where they rest in float32, gathered where they rest in parts.
+
+    Drawing and scoring gather all of them, so that processes may do different numbers of forwards. In a
+    fully sharded update there are two layers (one at work, the next on its way), the embeddings and the head.
+    """
+    half = recipe.model.dtype == "bfloat16"
+    width, some = 2 if half else FLOAT, _many(trained(recipe, shape))
+    if layout.parts == 1:
+        how = f"{some} cast to bfloat16, 2 bytes"
+        return [Item("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
+    whole = width * shape.parameters
+    how = f"{_many(shape.parameters)} × {width} bytes, gathered"
+    items = [Item("weights, gathered", whole, phase, how, "a smaller model") for phase in ("rollout", "score")]
+    ends = shape.parameters - shape.layers * shape.layer_matrices
+    if layout.sharding == "full":
+        whole, how = width * (2 * shape.layer_matrices + ends), "two layers, embeddings and head, gathered"
+    items.append(Item("weights, gathered", whole, "update", how, "a smaller model"))
+    if recipe.model.lora is None:
+        size = FLOAT * (shape.layer_matrices + ends)
+        items.append(
+            Item("gradient, whole", size, "update", "of a layer, embeddings and head, before they are scattered")
+        )
+    return items
+
+
+def _moments(update: Update, own: int, some: str, smaller: str) -> Item:
+    size, how = 2 * FLOAT * own, " × 2 × 4 bytes"
     if update.moments == "int8":
-        size, how = 2 * (trained + FLOAT * trained // 256), "2 × (1 byte + 4 for each 256)"
+        size, how = 2 * (own + FLOAT * own // 256), " × 2 × (1 byte + 4 for each 256)"
     remedies = [
         "" if update.offload else "update.offload = true",
         "" if update.moments == "int8" else 'update.moments = "int8"',
         smaller,
     ]
     phase: Phase = "host" if update.offload else "stays"
-    return Item("moments", size, phase, f"{some} × {how}", "; ".join(filter(None, remedies)))
+    return Item("moments", size, phase, some.format(how), "; ".join(filter(None, remedies)))
 
 
-def _rollout(recipe: Recipe, shape: Shape) -> list[Item]:
-    width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
+def key_value_bytes(recipe: Recipe, shape: Shape) -> int:
+    """Bytes of a token's keys and values in all layers."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype == "bfloat16" else FLOAT)
+
+
+def _rollout(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
     rollout, evaluation = recipe.rollout, recipe.evaluation
     uses = [
         ("", rollout.prompts, rollout.responses, rollout.max_tokens),
         (" of an evaluation", evaluation.problems, evaluation.samples, evaluation.max_tokens or rollout.max_tokens),
     ]
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * width
+    per_token = key_value_bytes(recipe, shape)
     inside = _inside(recipe, shape)
 
     def items(what: str, prompts: int, samples: int, longest: int) -> list[Item]:
-        rows, length = min(rollout.batch, prompts * samples), rollout.max_prompt_tokens + longest
+        rows, length = min(rollout.batch, layout.most(prompts) * samples), rollout.max_prompt_tokens + longest
         how = f"{rows} responses{what} × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
         logits = 3 * rows * shape.vocabulary * FLOAT
         entering = -(-rows // samples) * rollout.max_prompt_tokens  # each prompt once
@@ -167,12 +203,12 @@ def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
     return items
 
 
-def _features(recipe: Recipe, shape: Shape) -> list[Item]:
+def _features(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
     if recipe.method.resolve().credit != "delta":
         return []
     update, rollout = recipe.update, recipe.rollout
     width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
-    tokens = rollout.prompts * rollout.responses * rollout.max_tokens
+    tokens = layout.most(rollout.prompts) * rollout.responses * rollout.max_tokens
     everything = tokens * shape.hidden * width
     here = min(everything, update.feature_bytes)
     beside = min(everything - here, update.feature_host_bytes)

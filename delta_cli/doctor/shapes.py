@@ -50,10 +50,12 @@ class Shape:
         return (layers or self.layers) * rank * sum(sides.get(target, 0) for target in targets)
 
 
-# Models of the recipes, so that they can be judged before they are downloaded.
+# Models of the recipes and of docs/scale.md, so that they can be judged before they are downloaded.
 KNOWN = {
     "Qwen/Qwen3-8B-Base": Shape(4096, 36, 32, 8, 128, 12288, 151936),
     "Qwen/Qwen3-14B-Base": Shape(5120, 40, 40, 8, 128, 17408, 151936),
+    "Qwen/Qwen3-32B": Shape(5120, 64, 64, 8, 128, 25600, 151936),
+    "meta-llama/Llama-3.3-70B-Instruct": Shape(8192, 80, 64, 8, 128, 28672, 128256),
     "allenai/Olmo-3-1025-7B": Shape(4096, 32, 32, 32, 128, 11008, 100278),
     "mlx-community/Qwen3-1.7B-4bit": Shape(2048, 28, 16, 8, 128, 6144, 151936, tied=True),
 }

@@ -39,6 +39,8 @@ def test_known_models_have_the_size_in_their_name() -> None:
     assert sizes == {
         "Qwen/Qwen3-8B-Base": 8.2,
         "Qwen/Qwen3-14B-Base": 14.8,
+        "Qwen/Qwen3-32B": 32.8,
+        "meta-llama/Llama-3.3-70B-Instruct": 70.6,
         "allenai/Olmo-3-1025-7B": 7.3,
         "mlx-community/Qwen3-1.7B-4bit": 1.7,
     }

@@ -1,0 +1,48 @@
+"""How a run is spread over processes of one GPU each, and what each then holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Sharding = Literal["full", "optimizer", "none"]
+
+SHARD_FROM = 2_000_000_000  # trained parameters: 18 bytes each fill half a GPU of 80 GB, with nothing drawn yet
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``sharding``: what is held in parts.
+
+    "full": weights, gradients and moments; a layer is gathered for its forward and again for its backward.
+    "optimizer": the same at rest, but weights gathered for the forward stay for the backward.
+    "none": every process holds everything, and gradients are summed.
+    """
+
+    processes: int = 1
+    sharding: Sharding = "none"
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts weights, gradients and moments are cut."""
+        return 1 if self.sharding == "none" else self.processes
+
+    def share(self, count: int) -> int:
+        """Of ``count`` numbers, those of one process."""
+        return -(-count // self.parts)
+
+    def most(self, groups: int) -> int:
+        """Of so many groups, dealt whole, those of the process that has the most."""
+        return -(-groups // self.processes)
+
+
+ONE = Layout()
+
+
+def layout(processes: int, sharding: Sharding | Literal["auto"], trained: int) -> Layout:
+    """The layout that ``parallel.sharding`` stands for, with so many trained parameters."""
+    if processes == 1:
+        return ONE
+    if sharding == "auto":
+        sharding = "full" if trained >= SHARD_FROM else "none"
+    return Layout(processes, sharding)

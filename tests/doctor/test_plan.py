@@ -1,0 +1,391 @@
+"""The plan for rented GPUs: counts against a real model's and against simulation, seconds and bytes by hand."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from delta_cli.assets.random_model import write_qwen3
+from delta_cli.cli import app
+from delta_cli.doctor import assumed, timing
+from delta_cli.doctor.estimate import needed, totals
+from delta_cli.doctor.gpus import GPUS, Gpu, find_gpu
+from delta_cli.doctor.layout import Layout, layout
+from delta_cli.doctor.phases import memory
+from delta_cli.doctor.plan import Plan, fitted, plan
+from delta_cli.doctor.question import Question
+from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
+from delta_cli.doctor.work import (
+    Work,
+    attention_flops,
+    decode_steps,
+    head_flops,
+    reached,
+    score_flops,
+    trunk_flops,
+    update_flops,
+)
+from delta_cli.errors import UserError
+from delta_cli.recipe import load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PARAMETERS = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 2 * 151936 * 4096  # Qwen3-8B
+TINY = Shape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocabulary=50)
+BOX = Gpu("box", memory=80e9, flops=1e15, bandwidth=3e12, link=100e9, host=50e9, network=40e9, node=4)
+
+
+def ask(name: str = "qwen3_8b.toml", *overrides: str, model: str | None = None, **options: Any) -> Question:
+    recipe = load_recipe(RECIPES / name, overrides)
+    return Question(recipe, KNOWN[model or recipe.model.path], {}, **{"gpu": GPUS["h100"], **options})
+
+
+def seconds(found: Plan) -> dict[str, float]:
+    return {phase.name: phase.seconds for phase in found.phases}
+
+
+# -------------------------------------------------------------------------------------- counts
+
+
+@pytest.mark.parametrize("tokens", [7, 32])
+def test_flops_are_those_that_torch_counts_in_a_model(tokens: int, tmp_path: Path) -> None:
+    """Forward and backward of a Qwen3 with plain attention, which computes all pairs and not half of them."""
+    torch = pytest.importorskip("torch", reason="its counter is the oracle")
+    transformers = pytest.importorskip("transformers", reason="the model is one of transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    write_qwen3(
+        tmp_path, vocab_size=50, hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, tie=False
+    )
+    assert shape_of(str(tmp_path))[0] == TINY
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    ids = torch.ones(1, tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as forward:
+        logits = model(ids).logits
+    layers, head = trunk_flops(TINY, tokens) + attention_flops(TINY, tokens**2), head_flops(TINY, tokens)
+    assert forward.get_total_flops() == layers + head
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    assert backward.get_total_flops() == 2 * (layers + head)
+
+
+def test_flops_of_scoring_and_updating_are_sums_of_those() -> None:
+    work = Work(groups=3, samples=2, prompt=5, mean=10, longest=10)  # all of one length: 3 × (5 + 2 × 10) tokens
+    pairs = 3 * (5 * 5 / 2 + 2 * (10 * 5 + 10 * 10 / 2))
+    assert (work.packed, work.drawn, work.pairs) == (75, 60, pairs)
+    trunk, attention, head = trunk_flops(TINY, 75), attention_flops(TINY, pairs), head_flops(TINY, 60)
+    assert score_flops(TINY, work) == trunk + attention + head
+    assert score_flops(TINY, work, head_products=2) == trunk + attention + 2 * head
+    for recompute, frozen, layers, maps, heads in [
+        (False, False, 3, 3, 4),
+        (True, False, 4, 4, 4),
+        (False, True, 2, 3, 2),
+        (True, True, 3, 4, 2),
+    ]:
+        found = update_flops(TINY, work, recompute=recompute, frozen=frozen)
+        assert found == layers * trunk + maps * attention + heads * head
+
+
+def test_pairs_and_context_of_exponential_lengths() -> None:
+    """Against lengths that were drawn: token t of a response sees the prompt and the t before it."""
+    lengths = np.random.default_rng(0).exponential(50, 200_000)
+    work = Work(groups=1, samples=len(lengths), prompt=20, mean=50, longest=10**6)
+    counted = sum(20 * n + n * n / 2 for n in lengths)
+    assert work.pairs - 200 == pytest.approx(counted, rel=0.02)
+    assert work.context == pytest.approx(counted / lengths.sum(), rel=0.02)
+    assert Work(1, 4, 20, mean=50, longest=50).context == 20 + 25, "of one length: half of it on average"
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(64, 64), (512, 64), (2000, 50), (30, 64)])
+def test_steps_of_slots_against_a_simulation(rows: int, slots: int) -> None:
+    """Waiting responses enter as others finish, first come first served; the mean of twenty orders."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(20):
+        lengths = np.minimum(np.ceil(rng.exponential(100, rows)), 400)
+        lengths[rng.integers(rows)] = 400  # one reaches the limit
+        free = [0.0] * slots
+        for length in lengths:
+            heapq.heappush(free, heapq.heappop(free) + length)
+        found.append((max(free), lengths.mean()))
+    steps, mean = np.mean(found, axis=0)
+    assert decode_steps(Work(1, rows, 0, mean, 400), slots) == pytest.approx(steps, rel=0.12)
+
+
+def test_steps_of_equal_responses_are_rounds() -> None:
+    assert decode_steps(Work(1, 8, 5, mean=10, longest=10), slots=4) == 20
+    assert decode_steps(Work(1, 8, 5, mean=10, longest=10), slots=8) == 10
+
+
+def test_the_longest_of_the_slots_against_a_simulation() -> None:
+    ages = np.random.default_rng(2).exponential(100, (20_000, 12)).max(axis=1).mean()
+    assert reached(Work(1, 12, 30, 100, 10**6), 12) == pytest.approx(30 + ages, rel=0.02)
+    assert reached(Work(1, 12, 30, 100, 150), 12) == 180
+
+
+# --------------------------------------------------------------------------------------- bytes
+
+
+def test_what_is_sharded_is_in_as_many_parts() -> None:
+    for sharding in ("full", "optimizer"):
+        question = ask(processes=8, sharding=sharding)
+        found = {(item.phase, item.name): item.bytes for item in memory(question)}
+        assert found["stays", "weights"] == 4 * PARAMETERS / 8
+        assert found["host", "moments"] == 8 * PARAMETERS / 8
+        assert found["update", "gradient"] == 4 * PARAMETERS / 8
+        assert found["rollout", "weights, gathered"] == found["score", "weights, gathered"] == 2 * PARAMETERS
+        layer, ends = 4096 * 128 * 80 + 3 * 4096 * 12288, 2 * 151936 * 4096
+        working = 2 * PARAMETERS if sharding == "optimizer" else 2 * (2 * layer + ends)
+        assert found["update", "weights, gathered"] == working
+        assert found["update", "gradient, whole"] == 4 * (layer + ends)
+        assert ("stays", "compute copy") not in found
+
+
+def test_what_is_not_sharded_is_whole_and_each_process_has_its_groups() -> None:
+    one, many = ask(), ask(processes=16, sharding="none")
+    whole, found = ({(i.phase, i.name): i for i in memory(question)} for question in (one, many))
+    for key in (("stays", "weights"), ("stays", "compute copy"), ("host", "moments"), ("update", "gradient")):
+        assert found[key].bytes == whole[key].bytes
+    assert found["score", "features"].bytes == 8 * 16 * 20480 * 4096 * 2, "8 of 128 groups, and within the budget"
+
+
+def test_the_layout_that_auto_stands_for() -> None:
+    assert layout(1, "full", 10**10) == Layout(1, "none")
+    assert layout(2, "auto", 1_999_999_999) == Layout(2, "none")
+    assert layout(2, "auto", 2_000_000_000) == Layout(2, "full")
+    assert layout(2, "optimizer", 5) == Layout(2, "optimizer")
+    assert [Layout(3).most(groups) for groups in (1, 3, 4)] == [1, 1, 2]
+    assert (Layout(3, "full").share(10), Layout(3, "none").share(10)) == (4, 10)
+
+
+def test_vllm_has_weights_of_its_own_and_splits_them_where_one_gpu_is_too_small() -> None:
+    items = {i.name: i for i in memory(ask(processes=8, engine="vllm")) if i.phase == "rollout"}
+    assert items["engine's weights"].bytes == 2 * PARAMETERS
+    assert set(items) == {"engine's weights", "KV cache"}
+    llama = ask(model="meta-llama/Llama-3.3-70B-Instruct", processes=64, engine="vllm")
+    weights = next(i for i in memory(llama) if i.name == "engine's weights")
+    # 72 GB to use, 4.4 of weights at rest: 141 / 2 leaves nothing, 141 / 4 leaves 32
+    assert weights.bytes == 2 * llama.shape.parameters // 4
+
+
+def test_fitted_takes_the_room_and_changes_no_more_than_it_may() -> None:
+    asked = ask(processes=8)
+    question = fitted(asked)
+    assert needed(memory(question)) <= 72e9 < needed(memory(asked))
+    batch = question.recipe.rollout.batch
+    rollout = question.recipe.rollout.model_copy(update={"batch": batch + 1})
+    assert needed(memory(replace(question, recipe=question.recipe.model_copy(update={"rollout": rollout})))) > 72e9
+    may = {"batch", "offload", "micro_batch_tokens", "feature_bytes"}
+    for section in type(asked.recipe).model_fields:
+        before, after = (getattr(q.recipe, section).model_dump() for q in (asked, question))
+        assert {key for key in before if before[key] != after[key]} <= may
+
+
+def test_fitted_puts_the_moments_on_the_host_only_where_it_must() -> None:
+    assert fitted(ask(gpu=GPUS["h200"])).recipe.update.offload
+    assert not fitted(ask(gpu=GPUS["h200"], processes=4)).recipe.update.offload
+
+
+@pytest.mark.parametrize("engine", ["local", "vllm"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B-Base", "Qwen/Qwen3-32B"])
+def test_more_gpus_never_take_longer_nor_more_memory(engine: Any, model: str) -> None:
+    plans = [plan(fitted(ask(model=model, gpu=GPUS["h200"], processes=2**n, engine=engine))) for n in range(10)]
+    plans = [each for each in plans if each.fits]
+    assert len(plans) >= 8
+    times = [each.step_seconds - seconds(each)["collectives"] - seconds(each)["weight sync"] for each in plans]
+    assert all(later <= earlier * 1.001 for earlier, later in pairwise(times))
+    stays = [totals(each.items)["stays"] + totals(each.items)["host"] for each in plans]
+    assert stays == sorted(stays, reverse=True)
+
+
+# ------------------------------------------------------------------------------------- seconds
+
+
+def test_gathering_by_hand() -> None:
+    """Nodes of 4, 100 GB/s between GPUs, 40 GB/s between nodes, of which 70 % are used."""
+    small = 3 * assumed.LATENCY
+    assert timing.gathering(10e9, 3, 1, BOX) == 0
+    assert timing.gathering(10e9, 3, 4, BOX) == pytest.approx(7.5e9 / 70e9 + small * 2)  # three quarters come in
+    assert timing.gathering(10e9, 3, 8, BOX) == pytest.approx(5e9 / 28e9 + small * 3)  # half, through the network
+    assert timing.gathering(10e9, 0, 512, BOX) == pytest.approx(10e9 * 127 / 128 / 28e9)
+    fast = replace(BOX, network=400e9)
+    assert timing.gathering(10e9, 0, 8, fast) == pytest.approx(7.5e9 / 70e9), "what is slower decides"
+
+
+def test_transfers_hide_behind_computing_but_for_a_fifth() -> None:
+    assert timing.exposed(10, 0) == 10
+    assert timing.exposed(10, 5) == pytest.approx(6)
+    assert timing.exposed(10, 100) == pytest.approx(2)
+
+
+def test_a_step_by_hand() -> None:
+    """Qwen3-8B on eight H100: every phase from its own numbers."""
+    found = plan(ask(processes=8, mean_tokens=4000))
+    spent, rate = seconds(found), 989e12 * 0.35
+    rows, prompt, mean = 16 * 16, 150, 4000  # 128 / 8 groups of 16
+    tokens, drawn = 16 * (prompt + 16 * mean), rows * mean
+    context = prompt + mean  # exponential lengths
+    layers, head = 36 * (4096 * 128 * 80 + 3 * 4096 * 12288), 151936 * 4096
+    pairs = 16 * prompt**2 / 2 + drawn * context
+    trunk, attention = 2 * layers * tokens, 4 * 36 * 4096 * pairs
+    assert spent["scoring"] == pytest.approx((trunk + attention + 2 * head * drawn) / rate)
+
+    steps = mean * rows / 12 + 20480 - mean
+    prefill = (2 * layers * 16 * prompt + 4 * 36 * 4096 * 16 * prompt**2 / 2) / rate
+    assert spent["drawing"] == pytest.approx(steps * 36 * 0.5e-3 + prefill), "launching is slowest with 12 slots"
+
+    passes, numbers = 4, drawn * 4096
+    assert spent["credit"] == pytest.approx(passes * numbers * (2 + 16) / (3.35e12 * 0.75))
+
+    own = PARAMETERS / 8
+    adamw = 4 * (46 * own / (3.35e12 * 0.75) + 16 * own / (64e9 * 0.7))  # offloaded: 8 bytes there, 8 back
+    update = (4 * (trunk + attention) + 4 * 2 * head * drawn) / rate
+    assert spent["updating"] == pytest.approx(update + adamw)
+
+    micro = int(np.ceil(tokens / 4 / 24576))
+    latency = 36 * 20e-6 * 3
+    gather = 2 * PARAMETERS * 7 / 8 / (450e9 * 0.7) + latency
+    scatter = 4 * PARAMETERS * 7 / 8 / (450e9 * 0.7) + latency
+    transfers = 4 * micro * (2 * gather + scatter)
+    assert spent["collectives"] == pytest.approx(gather + 0.2 * transfers)
+    assert spent["weight sync"] == pytest.approx(gather)
+    assert found.step_seconds == pytest.approx(sum(spent.values()))
+    assert found.hours == pytest.approx(found.step_seconds * 220 / 3600)
+
+
+def test_drawing_is_bound_by_memory_where_there_are_many_slots() -> None:
+    spent = seconds(plan(ask("qwen3_8b.toml", "rollout.batch=64", processes=8, mean_tokens=4000)))["drawing"]
+    rows, steps = 256, 4000 * 4 + 16480
+    weights = 2 * (PARAMETERS - 151936 * 4096)
+    width = 150 + min(20480, 4000 * sum(1 / n for n in range(1, 65)))
+    read = steps * weights + rows * 4000 * width * 147456
+    assert read / (3.35e12 * 0.75) > steps * 36 * 0.5e-3
+    assert spent == pytest.approx(read / (3.35e12 * 0.75), rel=2e-3)  # and the prefill
+
+
+def test_vllm_draws_without_padding_and_takes_its_weights_from_files() -> None:
+    question = ask(processes=8, engine="vllm", mean_tokens=2000, gpu=GPUS["b200"])
+    spent = seconds(plan(question))
+    steps = 20480  # all 256 responses of a process at a time
+    read = steps * 2 * (PARAMETERS - 151936 * 4096) + 256 * 2000 * 2150 * 147456
+    assert spent["drawing"] == pytest.approx(read / 6e12 + steps * 2e-3, rel=2e-3)
+    assert spent["weight sync"] == pytest.approx(2 * 2 * PARAMETERS / 2e9, rel=0.01)
+    lora = ask("qwen3_8b_lora.toml", processes=8, engine="vllm")
+    assert seconds(plan(lora))["weight sync"] == pytest.approx(2 * 4 * 87.3e6 / 2e9, rel=0.01)
+
+
+def test_gradients_that_are_not_sharded_are_summed_once_an_update() -> None:
+    found = plan(ask("qwen3_8b_lora.toml", processes=4))
+    assert found.layout.sharding == "none"
+    question = ask("qwen3_8b_lora.toml")
+    adapters = question.shape.adapters(32, question.recipe.model.lora.targets, None)  # type: ignore[union-attr]
+    summed = 2 * (4 * adapters * 3 / 4 / (450e9 * 0.7) + 36 * 20e-6 * 2)
+    assert seconds(found)["collectives"] == pytest.approx(0.2 * 4 * summed)
+    assert seconds(found)["weight sync"] == 0
+
+
+def test_credit_that_does_not_fit_is_computed_again_for_each_reduction() -> None:
+    keys = ("update.feature_bytes=0", "update.feature_host_bytes=0")
+    spent = seconds(plan(ask("qwen3_8b.toml", *keys, processes=8)))
+    head = 2 * 151936 * 4096 * 256 * 5120 / (989e12 * 0.35)
+    assert spent["credit"] == pytest.approx(4 * (spent["scoring"] - head), rel=0.01)
+    assert seconds(plan(ask("qwen3_8b_dapo.toml", processes=8)))["credit"] == 0
+
+
+def test_a_small_model_is_bound_by_launching_kernels() -> None:
+    recipe = load_recipe(None, ["update.micro_batch_tokens=1000"])
+    question = Question(recipe, TINY, {}, GPUS["h100"], mean_tokens=40)
+    spent = seconds(plan(question))
+    tokens = 8 * (150 + 16 * 40)  # of a mini-batch: 6.3 micro-batches
+    assert tokens == 6320
+    assert spent["updating"] == pytest.approx(4 * 7 * 3 * 3 * 0.5e-3, rel=0.01)
+    assert spent["scoring"] == pytest.approx(26 * 3 * 0.5e-3, rel=0.01)
+
+
+def test_more_processes_than_prompts_is_said() -> None:
+    (note,) = plan(fitted(ask(processes=512, gpu=GPUS["b200"]))).notes
+    assert note.startswith("384 of 512 processes have nothing to draw")
+    (note,) = plan(fitted(ask(processes=64, gpu=GPUS["b200"]))).notes
+    assert "has 32 prompts" in note
+    assert "32 of 64 processes have nothing to do in an update" in note
+    (note,) = plan(fitted(ask(processes=3, gpu=GPUS["b200"]))).notes
+    assert "evenly" in note
+    assert plan(fitted(ask(processes=8, gpu=GPUS["b200"]))).notes == ()
+    (note,) = plan(ask(processes=8)).notes
+    assert "Does not fit h100" in note
+    assert "KV cache: rollout.batch" in note
+
+
+# -------------------------------------------------------------------------------- command line
+
+
+def doctor(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_8b.toml", "qwen3_8b_lora.toml", "qwen3_14b.toml", "quickstart.toml"])
+@pytest.mark.parametrize("engine", ["local", "vllm"])
+def test_the_text_is_within_80_columns(recipe: str, engine: str) -> None:
+    for arguments in (["--processes", "8", "--gpu", "b200"], ["--processes", "2", "--gpu", "rtx4090"]):
+        result = doctor(str(RECIPES / recipe), *arguments, "--engine", engine)
+        assert result.exit_code == 0
+        assert max(map(len, result.output.splitlines())) <= 80
+        assert all(line[:60] in " ".join(result.output.split()) for line in assumed.ASSUMPTIONS)
+
+
+def test_json_holds_the_same_numbers() -> None:
+    recipe = str(RECIPES / "qwen3_8b.toml")
+    found = json.loads(doctor(recipe, "--processes", "6", "--gpu", "H200", "--json").output)
+    assert found["measured"] is False
+    expected = plan(ask(processes=6, gpu=GPUS["h200"]))
+    assert found["plan"]["step_seconds"] == expected.step_seconds
+    assert found["plan"]["bytes"] == sum(i["bytes"] for i in found["plan"]["items"] if i["phase"] == "stays") + max(
+        sum(i["bytes"] for i in found["plan"]["items"] if i["phase"] == phase)
+        for phase in ("rollout", "score", "update")
+    )
+    assert [row["processes"] for row in found["scaling"]] == [1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512]
+    assert found["assumptions"] == list(assumed.ASSUMPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h10"], "--gpu h10: did you mean h100?"),
+        (["--gpu", "abacus"], "--gpu abacus: known are h100, h200, b200"),
+        (["--gpu", "h100", "--processes", "0"], "--processes 0: choose a number from 1"),
+        (["--gpu", "h100", "--engine", "trl"], "--engine trl: choose local or vllm"),
+        (["--gpu", "h100", "--mean-tokens", "99"], "rollout.max_tokens = 48"),
+        (["--processes", "8"], "--processes plans a run on other GPUs"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+    result = doctor(*arguments)
+    assert isinstance(result.exception, UserError)  # main() prints it and exits with 2
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_a_plan_needs_no_framework_and_no_download() -> None:
+    code = (
+        "import sys; from delta_cli.cli import app\n"
+        f"try: app(['doctor', {str(RECIPES / 'qwen3_8b.toml')!r}, '--gpu', 'h100', '--processes', '8'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'transformers', 'mlx', 'datasets'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_gpus_have_whole_data_sheets() -> None:
+    for name, gpu in GPUS.items():
+        assert find_gpu(name.upper()) is gpu
+        assert 24e9 <= gpu.memory < 300e9
+        assert 1e14 < gpu.flops < 1e16
+        assert gpu.network / gpu.node < gpu.link < gpu.bandwidth
