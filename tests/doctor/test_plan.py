@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.cli import app
+from delta_cli.cli.doctor import report
 from delta_cli.doctor import assumed, timing
 from delta_cli.doctor.estimate import needed, totals
 from delta_cli.doctor.gpus import GPUS, Gpu, find_gpu
@@ -282,6 +283,21 @@ def test_vllm_draws_without_padding_and_takes_its_weights_from_files() -> None:
     assert seconds(plan(lora))["weight sync"] == pytest.approx(2 * 4 * 87.3e6 / 2e9, rel=0.01)
 
 
+@pytest.mark.parametrize(("processes", "rows"), [(64, 32), (16, 128)])
+def test_an_engine_over_four_gpus_draws_for_four_processes(processes: int, rows: int) -> None:
+    """It reads a quarter of the weights on each, and sums twice a layer; with 16 its cache is full before 512."""
+    llama = "meta-llama/Llama-3.3-70B-Instruct"
+    question = ask("qwen3_8b.toml", "update.offload=true", model=llama, processes=processes, engine="vllm")
+    question, parameters = replace(question, mean_tokens=2000), question.shape.parameters
+    cache = 4 * (72e9 - 4 * parameters / processes - 2 * parameters / 4)
+    slots = min(4 * rows, 256, cache / (2150 * 327680))
+    assert slots == pytest.approx(128 if processes == 64 else 108.4, abs=0.1)
+    steps = 2000 * 4 * rows / slots + 18480
+    read = steps * 2 * (parameters - 128256 * 8192) / 4 + rows * 2000 * 2150 * 327680
+    expected = read / (3.35e12 * 0.75) + steps * (2e-3 + 2 * 80 * 20e-6 * 2)
+    assert seconds(plan(question))["drawing"] == pytest.approx(expected, rel=5e-3)
+
+
 def test_gradients_that_are_not_sharded_are_summed_once_an_update() -> None:
     found = plan(ask("qwen3_8b_lora.toml", processes=4))
     assert found.layout.sharding == "none"
@@ -371,6 +387,13 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert isinstance(result.exception, UserError)  # main() prints it and exits with 2
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_findings_as_json_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(load_recipe(None, ["data.limit=40"]), "fake", run_model=False, json=True)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"system", "memory", "data"} <= {each["subject"] for each in found}
+    assert all(set(each) == {"level", "subject", "text"} for each in found)
 
 
 def test_a_plan_needs_no_framework_and_no_download() -> None:
