@@ -95,8 +95,8 @@ class RunFolder:
         """Have every line on disk before a checkpoint says that they are there."""
         for file in (self.metrics, self.evaluations, self.notices):
             if file.exists():
-                with writing(file), file.open("rb") as stream:
-                    os.fsync(stream.fileno())
+                with writing(file):
+                    _sync(file)
 
     def emptied_model(self) -> Path:
         """The folder of the exported model, there and without files of an earlier export."""
@@ -118,6 +118,7 @@ class RunFolder:
         with writing(file):
             with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
                 stream.writelines(map(_line, records))
+            _sync(partial)
             partial.replace(file)
 
 
@@ -180,6 +181,12 @@ def _write_whole(file: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(file)
+
+
+def _sync(file: Path) -> None:
+    """Wait until what was written to a file is on disk."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _line(record: Record) -> str:
