@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """The disk as the process uses it."""
     seen, fsync, rename, replace = Disk(), os.fsync, os.rename, os.replace
 
@@ -65,7 +64,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "rename", noting(rename))
     monkeypatch.setattr(os, "replace", noting(replace))
-    yield seen
+    return seen
 
 
 @pytest.mark.parametrize("backend", ["fake", "cpu"])
