@@ -1,0 +1,383 @@
+"""Every key of a recipe reaches what acts on it, with its own value.
+
+Each key gets a value that is not its default and that no other key has, so that two that are swapped on their way,
+and one that is replaced by a number in the code, both show. Where a value arrives is read off the records and calls of
+real runs, not off the code that hands it on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.interface import BackendSettings
+from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
+from delta_cli.credit.methods import PRESETS
+from delta_cli.data.loading import DataSpec
+from delta_cli.evaluation.results import EvaluationSettings
+from delta_cli.recipe import Recipe
+from delta_cli.recipe.loading import walk
+from delta_cli.reporting.trackers import with_tracking
+from delta_cli.rewards.spec import RewardSpec
+from delta_cli.training.observer import Observer
+from delta_cli.training.run_folder import read_lines
+from delta_cli.training.seeds import derive
+
+from .harness import write_model
+from .watched import Seen, one, recipe_of, run
+
+# One run has all of these. Those that cannot go with them, or that do another thing, have runs of their own below.
+TOGETHER: dict[str, Any] = {
+    "run.steps": 4,
+    "run.seed": 17,
+    "model.path": "set by the fixture",
+    "model.dtype": "bfloat16",
+    "model.gradient_checkpointing": True,
+    "model.lora.rank": 31,
+    "model.lora.scale": 1.5,
+    "model.lora.targets": ["q_proj", "down_proj"],
+    "model.lora.layers": 19,
+    "data.config": "c-config",
+    "data.split": "c-split",
+    "data.question": "c-question",
+    "data.answer": "c-answer",
+    "data.layout": "c-layout",
+    "data.answer_pattern": "(c-pattern)",
+    "data.filter": "c-filter",
+    "data.limit": 47,
+    "data.held_out": 0.35,
+    "data.template": "Q {question} A",
+    "data.operation": "multiply",
+    "data.digits": 1,
+    "data.filler": 6,
+    "rollout.prompts": 9,
+    "rollout.responses": 5,
+    "rollout.max_tokens": 13,
+    "rollout.temperature": 0.7,
+    "rollout.batch": 41,
+    "reward.allow_unsandboxed": True,
+    "reward.run_seconds": 7.5,
+    "reward.format": 0.25,
+    "reward.length": 6.5,
+    "reward.overlong_buffer": 8,
+    "reward.overlong_factor": 2.5,
+    "reward.flip": 0.45,
+    "reward.workers": 10,
+    "reward.timeout": 21.5,
+    "method.advantage": "leave_one_out",
+    "method.credit": "delta",
+    "method.gate": "sequence_clip",
+    "method.aggregation": "constant",
+    "method.eps_low": 0.15,
+    "method.eps_high": 0.33,
+    "method.dual_clip": 7.0,
+    "method.tau_positive": 1.2,
+    "method.tau_negative": 1.3,
+    "method.bound": 4.5,
+    "method.entropy_share": 0.27,
+    "method.future_half_life": 23.0,
+    "method.future_high": 1.45,
+    "method.future_ratio": 12.5,
+    "delta.proxy": "hidden_topk",
+    "delta.topk": 18,
+    "delta.scope": "group",
+    "delta.refinements": 16,
+    "delta.lambda_min": 0.6,
+    "delta.lambda_max": 1.4,
+    "delta.temperature": 0.31,
+    "delta.score": "hard",
+    "delta.contrast": "within",
+    "delta.weighting": "top",
+    "delta.share": 0.62,
+    "delta.normalise": "count",
+    "update.learning_rate": 0.002,
+    "update.schedule": "linear",
+    "update.warmup": 2,
+    "update.mini_batches": 3,
+    "update.epochs": 12,
+    "update.beta1": 0.85,
+    "update.beta2": 0.97,
+    "update.epsilon": 1e-7,
+    "update.weight_decay": 0.03,
+    "update.max_grad_norm": 0.9,
+    "update.moments": "int8",
+    "update.offload": True,
+    "update.kl_coefficient": 0.04,
+    "update.importance_cap": 1.7,
+    "update.micro_batch_tokens": 701,
+    "update.head_chunk_tokens": 77,
+    "update.feature_bytes": 10_001,
+    "update.feature_host_bytes": 20_002,
+    "evaluation.at_start": False,
+    "evaluation.problems": 11,
+    "evaluation.samples": 15,
+    "evaluation.temperature": 0.95,
+    "evaluation.top_p": 0.99,
+    "evaluation.max_tokens": 14,
+}
+
+ALONE = {
+    "data.source",
+    "rollout.max_prompt_tokens",
+    "rollout.dynamic",
+    "rollout.dynamic_limit",
+    "reward.kind",
+    "reward.code",
+    "reward.custom_file",
+    "reward.custom_function",
+    "method.preset",
+    "update.drop_truncated",
+    "evaluation.every",
+    "evaluation.suite",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.keep_best",
+    "checkpoint.rollouts_every",
+    "tracking.kind",
+    "tracking.project",
+}
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """TOGETHER on a tiny model."""
+    return TOGETHER | {"model.path": str(write_model(tmp_path_factory.mktemp("model")))}
+
+
+@pytest.fixture(scope="module")
+def seen(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """The run with all of them."""
+    return run(tmp_path_factory.mktemp("run") / "run", values)
+
+
+def small(values: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """A short run on the same model with ``section__key`` changes."""
+    keys = {
+        "model.path": values["model.path"],
+        "run.steps": 1,
+        "data.limit": 40,
+        "data.held_out": 0.2,
+        "rollout.prompts": 4,
+        "rollout.responses": 4,
+        "rollout.max_tokens": 8,
+        "evaluation.at_start": False,
+        "evaluation.problems": 2,
+    }
+    return keys | {name.replace("__", "."): value for name, value in changes.items()}
+
+
+# ----------------------------------------------------------------------------------- all together
+
+
+def test_every_key_has_a_value_of_its_own() -> None:
+    """None is the default, and no number comes twice; a new key wants a line in this file."""
+    defaults = {name: field.default for name, field in walk(Recipe)}
+    assert TOGETHER.keys() | ALONE == defaults.keys()
+    assert not TOGETHER.keys() & ALONE
+    for name, value in TOGETHER.items():
+        assert value != defaults[name], name
+    numbers = [value for value in TOGETHER.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+    assert len(numbers) == len(set(numbers))
+
+
+Found = Callable[[Seen], Any]
+
+
+def of(kind: type, name: str) -> Found:
+    """The field of that name, of all records of a kind."""
+    return lambda seen: seen.the(kind, name)
+
+
+def evaluated(name: str) -> Found:
+    """What every evaluation was drawn with."""
+    return lambda seen: one([getattr(sampling, name) for sampling in seen.samplings("evaluate")])
+
+
+def keys_of(section: str) -> set[str]:
+    """The section's keys among those of TOGETHER."""
+    return {name.removeprefix(f"{section}.") for name in TOGETHER if name.startswith(f"{section}.")}
+
+
+ARRIVES: dict[str, Found] = {
+    "run.steps": lambda seen: len(seen.records),
+    "model.path": of(BackendSettings, "model"),
+    "model.dtype": of(BackendSettings, "dtype"),
+    "model.gradient_checkpointing": of(BackendSettings, "gradient_checkpointing"),
+    "model.lora.targets": lambda seen: list(seen.the(BackendSettings, "lora.targets")),
+    "data.template": lambda seen: one([seen.the(DataSpec, "template"), seen.the(EvaluationSettings, "template")]),
+    "rollout.prompts": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "rollout"]),
+    "rollout.responses": lambda seen: one([sampling.samples for sampling in seen.samplings("rollout")]),
+    "rollout.max_tokens": lambda seen: one(
+        [sampling.max_tokens for sampling in seen.samplings("rollout")] + [seen.the(MiniBatch, "max_length")]
+    ),
+    "rollout.temperature": lambda seen: one(
+        [each.temperature for each in seen.samplings("rollout")] + [each.temperature for each, _ in seen.scored]
+    ),
+    "rollout.batch": of(BackendSettings, "rollout_batch"),
+    "reward.format": of(RewardSpec, "format_bonus"),
+    "reward.length": of(RewardSpec, "length_penalty"),
+    "reward.overlong_buffer": of(RewardSpec, "overlong.buffer"),
+    "reward.overlong_factor": of(RewardSpec, "overlong.factor"),
+    "reward.allow_unsandboxed": of(RewardSpec, "allow_unsandboxed"),
+    "reward.run_seconds": of(RewardSpec, "run_seconds"),
+    "reward.workers": lambda seen: one(seen.graders)[0],
+    "reward.timeout": lambda seen: one(seen.graders)[1],
+    "delta.proxy": lambda seen: one([proxy.kind for _, proxy in seen.scored if proxy]),
+    "delta.topk": lambda seen: one([proxy.k for _, proxy in seen.scored if proxy]),
+    "delta.scope": lambda seen: "group" if seen.grouped == 4 else "batch",
+    "update.learning_rate": lambda seen: max(seen.rates),
+    "update.mini_batches": lambda seen: 9 * 5 // len(seen.made[MiniBatch][0].advantages),
+    "update.epochs": lambda seen: len(seen.rates) // (4 * 3),
+    "update.kl_coefficient": of(MiniBatch, "kl_coefficient"),
+    "update.importance_cap": of(MiniBatch, "importance_cap"),
+    "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
+    "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
+    **{
+        f"data.{name}": of(DataSpec, name)
+        for name in ("config", "split", "question", "answer", "layout", "answer_pattern", "filter", "held_out", "limit")
+    },
+    **{f"data.{name}": of(DataSpec, f"task.{name}") for name in ("operation", "digits", "filler")},
+    **{f"model.lora.{name}": of(BackendSettings, f"lora.{name}") for name in ("rank", "scale", "layers")},
+    **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
+    **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
+    **{
+        f"update.{name}": of(BackendSettings, f"optimizer.{name}")
+        for name in ("beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm", "moments", "offload")
+    },
+    **{
+        f"update.{name}": of(BackendSettings, name)
+        for name in ("micro_batch_tokens", "head_chunk_tokens", "feature_bytes", "feature_host_bytes")
+    },
+    **{f"evaluation.{name}": evaluated(name) for name in ("samples", "temperature", "top_p", "max_tokens")},
+}
+ELSEWHERE = {"run.seed", "reward.flip", "update.schedule", "update.warmup"}  # tested by what they do
+
+
+@pytest.mark.parametrize("name", sorted(TOGETHER.keys() - ELSEWHERE))
+def test_the_key_arrives_with_its_value(name: str, seen: Seen, values: dict[str, Any]) -> None:
+    assert ARRIVES[name](seen) == values[name]
+
+
+def test_the_seed_is_that_of_everything_random(seen: Seen) -> None:
+    assert seen.the(BackendSettings, "seed") == 17
+    assert seen.the(DataSpec, "seed") == seen.the(EvaluationSettings, "seed") == 17
+    seeds = [sampling.seed for sampling in seen.samplings("rollout")]
+    assert seeds == [derive(17, step, "rollout 0") for step in range(4)]
+
+
+def test_the_rate_rises_over_two_steps_and_falls_to_nothing(seen: Seen) -> None:
+    each = np.array(seen.rates).reshape(4, 36)
+    np.testing.assert_allclose(each, 0.002 * np.array([[0.5], [1], [1], [0.5]]) * np.ones(36))
+
+
+def test_the_share_of_rewards_is_flipped(seen: Seen) -> None:
+    """No response of this model is right, so a flipped reward is 1 more than its shaping."""
+    share, rewards, shaping = 0.45, [], []
+    for row in read_lines(seen.folder.rollout_file(1)):
+        length = len(row["tokens"])
+        assert not row["correct"]
+        rewards.append(row["reward"])
+        shaping.append(-6.5 * length / 1000 + min(-(length - (13 - 8)) / 8, 0) * 2.5)
+    flipped = np.random.default_rng(derive(17, 0, "rollout 0")).random(45) < share
+    assert 0 < flipped.sum() < 45
+    np.testing.assert_allclose(np.array(rewards) - shaping, flipped, atol=1e-9)
+
+
+def test_the_reference_is_kept_for_the_kl_term(seen: Seen) -> None:
+    assert seen.the(BackendSettings, "keep_reference")
+    assert all(each.reference_logp is not None for each in seen.made[MiniBatch])
+
+
+# ------------------------------------------------------------------------------- runs of their own
+
+
+def test_a_reward_of_ones_own_on_a_file_of_ones_own(values: dict[str, Any], tmp_path: Path) -> None:
+    """The file, its function, the data's file, and which prompts are too long."""
+    data, reward = tmp_path / "data.jsonl", tmp_path / "mine.py"
+    rows = [{"question": "x" * length, "answer": "1"} for length in range(1, 31)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward.write_text("def own(response, problem):\n    return 0.5\n\ndef reward(response, problem):\n    return 0.0\n")
+    own = {
+        "data.source": str(data),
+        "data.template": "{question}",
+        "reward.kind": "custom",
+        "reward.code": "share",
+        "reward.custom_file": str(reward),
+        "reward.custom_function": "own",
+        "rollout.max_prompt_tokens": 20,
+        "data.held_out": 0.1,
+    }
+    found = run(tmp_path / "run", small(values) | own)
+    spec = one(found.made[RewardSpec])
+    assert (spec.kind, spec.mode, spec.path, spec.function) == ("custom", "share", str(reward), "own")
+    assert found.the(DataSpec, "source") == str(data)
+    rows = list(read_lines(found.folder.rollout_file(1)))
+    assert {row["reward"] for row in rows} == {0.5}
+    assert any("20 problems of 30 rows; left out: 10 with too long a prompt" in text for text in found.notices)
+
+
+@pytest.mark.parametrize(("dynamic", "draws"), [(True, 6), (False, 1)])
+def test_a_batch_without_contrast_is_drawn_as_often_as_allowed(
+    dynamic: bool, draws: int, values: dict[str, Any], tmp_path: Path
+) -> None:
+    found = run(tmp_path / "run", small(values, rollout__dynamic=dynamic, rollout__dynamic_limit=6))
+    assert len(found.samplings("rollout")) == draws
+
+
+def test_the_preset_and_truncated_responses(values: dict[str, Any], tmp_path: Path) -> None:
+    found = run(tmp_path / "run", small(values, method__preset="rloo", update__drop_truncated=True, reward__length=1.0))
+    assert found.the(Surrogate, "method") == PRESETS["rloo"]
+    assert all(each.kept is not None for each in found.made[MiniBatch])
+    found = run(tmp_path / "other", small(values, reward__length=1.0))
+    assert found.the(Surrogate, "method") == PRESETS["delta"]
+    assert all(each.kept is None for each in found.made[MiniBatch])
+
+
+def test_when_a_run_evaluates_saves_and_records(values: dict[str, Any], tmp_path: Path) -> None:
+    keys = {"evaluation.every": 4, "checkpoint.every": 3, "checkpoint.keep": 5, "checkpoint.rollouts_every": 2}
+    found = run(tmp_path / "run", small(values, run__steps=7) | keys)
+    assert [record["step"] for record in read_lines(found.folder.evaluations)] == [4, 7]
+    assert sorted(path.name for path in found.folder.checkpoints.iterdir()) == [f"step-00000{n}" for n in (3, 6, 7)]
+    assert sorted(path.name[5:11] for path in found.folder.rollouts.iterdir()) == ["000002", "000004", "000006"]
+    (tmp_path / "run").rename(tmp_path / "before")
+    found = run(tmp_path / "run", small(values, run__steps=7) | keys | {"checkpoint.keep": 1})
+    assert [path.name for path in found.folder.checkpoints.iterdir()] == ["step-000007"]
+
+
+def test_the_metric_whose_best_checkpoint_is_kept(values: dict[str, Any], tmp_path: Path) -> None:
+    """Not the last where the length is what counts, and none where no metric is named."""
+    keys = small(values, run__steps=5, reward__length=10.0, checkpoint__every=50, checkpoint__keep=1)
+    for metric in ("reward_mean", "accuracy"):
+        found = run(tmp_path / metric, keys | {"checkpoint.keep_best": metric})
+        state = json.loads((found.folder.checkpoints / "step-000005" / "state.json").read_text())
+        best = [record[metric] for record in found.records]
+        assert (state["best"], state["best_step"]) == (max(best), 1 + int(np.argmax(best)))
+
+
+def test_the_suite_is_what_is_evaluated_on(values: dict[str, Any], tmp_path: Path) -> None:
+    suite = tmp_path / "own.toml"
+    limits = {"first": 2, "second": 5}
+    parts = [f'[[benchmarks]]\nname = "{name}"\nsource = "arithmetic"\nlimit = {n}\n' for name, n in limits.items()]
+    suite.write_text('name = "own"\n' + "".join(parts))
+    found = run(tmp_path / "run", small(values, evaluation__suite=str(suite), evaluation__problems=3))
+    assert [count for phase, count, _ in found.rollouts if phase == "evaluate"] == [2, 3], "the least of both limits"
+    (record,) = read_lines(found.folder.evaluations)
+    assert limits.keys() <= record.keys()
+
+
+def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[dict[str, Any]] = []
+    package: Any = ModuleType("trackio")
+    package.init = lambda **given: begun.append(given) or SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    keys = {"tracking.kind": "trackio", "tracking.project": "p-project"}
+    with_tracking(Observer(), recipe_of(small(values) | keys), tmp_path).begin("title", 1, 0)
+    assert [given["project"] for given in begun] == ["p-project"]
+    assert with_tracking(observer := Observer(), recipe_of(small(values)), tmp_path) is observer

@@ -1,0 +1,121 @@
+"""A run whose records and calls are noted: where the values of a recipe arrive, not the code that hands them on."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import registry
+from backends.fake.backend import FakeBackend
+from backends.interface import BackendSettings, OptimizerSettings, Sampling, Sequences
+from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coefficients
+from delta_cli.data.loading import DataSpec
+from delta_cli.evaluation.results import EvaluationSettings
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.spec import RewardSpec
+from delta_cli.training.run_folder import RunFolder
+
+from .harness import Watcher, train
+
+
+@dataclass
+class Seen:
+    """What came by in a run: records as they were made, and calls of the backend with the phase they were made in."""
+
+    made: dict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    graders: list[tuple[int, float]] = field(default_factory=list)  # workers, timeout
+    rollouts: list[tuple[str, int, Sampling]] = field(default_factory=list)  # phase, prompts, sampling
+    scored: list[tuple[Sequences, Any]] = field(default_factory=list)  # with the proxy
+    rates: list[float] = field(default_factory=list)
+    grouped: int = 0  # contrasts that were made within groups
+    phase: str = ""
+    records: list[dict[str, Any]] = field(default_factory=list)  # metrics of each step
+    notices: list[str] = field(default_factory=list)
+    folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
+
+    def the(self, kind: type, name: str) -> Any:
+        """The one value that all records of a kind have in a field, which may be one of a field."""
+        found = []
+        for record in self.made[kind]:
+            for part in name.split("."):
+                record = getattr(record, part)
+            found.append(record)
+        return one(found)
+
+    def samplings(self, phase: str) -> list[Sampling]:
+        """What was drawn with in a phase."""
+        return [sampling for name, _, sampling in self.rollouts if name == phase]
+
+
+def one(values: list[Any]) -> Any:
+    """What all of them are."""
+    assert values
+    assert all(value == values[0] for value in values), values
+    return values[0]
+
+
+def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
+    """Have everything that is made or called noted. The backend is the exact one, whatever it is asked to be."""
+    for kind in (DataSpec, RewardSpec, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
+        patch.setattr(
+            kind, "__init__", noting(kind.__init__, lambda self, *_, **__: seen.made[type(self)].append(self))
+        )
+
+    def graded(_: Any, spec: RewardSpec, workers: int, timeout: float) -> None:
+        seen.graders.append((workers, timeout))
+
+    patch.setattr(Grader, "__init__", noting(Grader.__init__, graded))
+
+    def create(name: str, settings: BackendSettings) -> FakeBackend:
+        seen.made[BackendSettings].append(settings)
+        plain = replace(settings, lora=None, dtype="float32", optimizer=OptimizerSettings())
+        return FakeBackend(plain, name)
+
+    def drawn(_: Any, prompts: Any, sampling: Sampling, *__: Any) -> None:
+        seen.rollouts.append((seen.phase, len(prompts), sampling))
+
+    patch.setattr(registry, "create", create)
+    patch.setattr(FakeBackend, "rollout", noting(FakeBackend.rollout, drawn))
+    patch.setattr(
+        FakeBackend, "score", noting(FakeBackend.score, lambda _, s, proxy=None: seen.scored.append((s, proxy)))
+    )
+    patch.setattr(FakeBackend, "step", noting(FakeBackend.step, lambda _, rate, *__, **___: seen.rates.append(rate)))
+
+    def grouped(*_: Any) -> None:
+        seen.grouped += 1
+
+    patch.setattr(coefficients, "_contrast_groups", noting(coefficients._contrast_groups, grouped))
+
+
+def noting(original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    """The function, and a note of what it was given once it has it."""
+
+    def noted(*given: Any, **named: Any) -> Any:
+        result = original(*given, **named)
+        note(*given, **named)
+        return result
+
+    return noted
+
+
+def run(folder: Path, values: Mapping[str, Any]) -> Seen:
+    """Train with these keys and nothing else; what was seen."""
+    seen = Seen(folder=RunFolder(folder))
+    watcher = Watcher(lambda phase: setattr(seen, "phase", phase))
+    with pytest.MonkeyPatch.context() as patch:
+        recipe = recipe_of(values)
+        watch(seen, patch)
+        train(recipe, folder, observer=watcher)
+    seen.records, seen.notices = watcher.records, [notice.text for notice in watcher.notices]
+    return seen
+
+
+def recipe_of(values: Mapping[str, Any]) -> Recipe:
+    return load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in values.items()])
