@@ -242,7 +242,8 @@ def _phase(phase: str, items: list[Item]) -> Iterator[tuple[str, ...]]:
     mine = sorted((item for item in items if item.phase == phase and item.bytes), key=lambda item: -item.bytes)
     for item in mine:
         yield phase, item.name, _gigabytes(item.bytes), item.how, item.remedy
-    yield f"**{phase}**", "", f"**{_gigabytes(sum(item.bytes for item in mine))}**", "", ""
+    if mine:
+        yield f"**{phase}**", "", f"**{_gigabytes(sum(item.bytes for item in mine))}**", "", ""
 
 
 def _choices() -> Iterator[tuple[str, ...]]:

@@ -1,14 +1,14 @@
 """How much memory a recipe needs, item by item, and what to change where it does not fit.
 
 The arithmetic of the torch backend; MLX differs in that a quantised base keeps its bits. Phases do
-not overlap: what is needed is what stays, and the largest of what rollout, scoring and update add.
+not overlap: what is needed is what stays, and the largest of what rollout, scoring, update and export add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from delta_cli.doctor.layout import ONE, Layout
 from delta_cli.doctor.shapes import Shape
@@ -17,7 +17,7 @@ from delta_cli.recipe.models import Update
 
 FLOAT = 4  # bytes
 
-Phase = Literal["stays", "rollout", "score", "update", "host"]
+Phase = Literal["stays", "rollout", "score", "update", "export", "host"]
 
 # Numbers that the inside of one layer keeps for the backward pass, for a token: so many times the hidden
 # size, the width of all queries, that of all keys, and the feed-forward's width. Counted as autograd saves
@@ -56,12 +56,12 @@ def trained(recipe: Recipe, shape: Shape) -> int:
 def needed(items: Iterable[Item]) -> int:
     """Bytes of the device at the worst moment."""
     phases = totals(items)
-    return phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
+    return phases["stays"] + max(phases[name] for name in ("rollout", "score", "update", "export"))
 
 
 def totals(items: Iterable[Item]) -> dict[Phase, int]:
     """Bytes of each phase."""
-    phases: dict[Phase, int] = dict.fromkeys(("stays", "rollout", "score", "update", "host"), 0)
+    phases: dict[Phase, int] = dict.fromkeys(get_args(Phase), 0)
     for item in items:
         phases[item.phase] += item.bytes
     return phases
@@ -92,26 +92,29 @@ def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: La
 def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) -> list[Item]:
     """The weights that layers compute with: cast where they rest in float32, gathered where they rest in parts.
 
-    Drawing and scoring gather all of them, so that processes may do different numbers of forwards. In a
-    fully sharded update there are two layers (one at work, the next on its way), the embeddings and the head.
+    Drawing and the export of the model gather all of them. In scoring and in a fully sharded update there are two
+    layers (one at work, the next on its way), the embeddings and the head. What is trained is gathered in
+    float32, and autocast keeps a cast of every layer until a forward ends.
     """
-    half = recipe.model.dtype == "bfloat16"
-    width, some = 2 if half else FLOAT, _many(trained(recipe, shape))
+    half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
     if layout.parts == 1:
-        how = f"{some} cast to bfloat16, 2 bytes"
+        how = f"{_many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
         return [Item("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
-    whole = width * shape.parameters
-    how = f"{_many(shape.parameters)} × {width} bytes, gathered"
-    items = [Item("weights, gathered", whole, phase, how, "a smaller model") for phase in ("rollout", "score")]
-    ends = shape.parameters - shape.layers * shape.layer_matrices
-    if layout.sharding == "full":
-        whole, how = width * (2 * shape.layer_matrices + ends), "two layers, embeddings and head, gathered"
-    items.append(Item("weights, gathered", whole, "update", how, "a smaller model"))
-    if recipe.model.lora is None:
-        size = FLOAT * (shape.layer_matrices + ends)
-        items.append(
-            Item("gradient, whole", size, "update", "of a layer, embeddings and head, before they are scattered")
-        )
+    width, count = 2 if half and lora else FLOAT, shape.parameters
+    ends = count - shape.layers * shape.layer_matrices
+    working = 2 * shape.layer_matrices + ends if layout.sharding == "full" else count
+    every, several = f"{_many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
+    sizes: dict[Phase, int] = {"rollout": count, "score": working, "update": working, "export": count}
+    items = [
+        Item("weights, gathered", width * size, phase, every if size == count else several, "a smaller model")
+        for phase, size in sizes.items()
+    ]
+    if lora is None:
+        size, how = FLOAT * (shape.layer_matrices + ends), "of a layer, embeddings and head, before they are scattered"
+        items.append(Item("gradient, whole", size, "update", how))
+    if half and lora is None:
+        how = f"{_many(count)} cast to bfloat16, 2 bytes, until a forward ends"
+        items += [Item("compute copy", 2 * count, phase, how, smaller) for phase in ("rollout", "score", "update")]
     return items
 
 

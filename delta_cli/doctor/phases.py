@@ -65,13 +65,13 @@ def _engine_items(question: Question, split: int, items: list[Item]) -> list[Ite
 
 def phases(question: Question, items: list[Item]) -> tuple[Phase, ...]:
     """The phases of a step, in the order of ``NAMES``; ``items`` are those of ``memory``."""
-    update = _update(question)
+    score, update = _score(question), _update(question)
     return (
         _draw_vllm(question, items) if question.engine == "vllm" else _draw_local(question),
-        _score(question),
+        score,
         _credit(question),
         update,
-        _collectives(question, update.seconds),
+        _collectives(question, score.seconds, update.seconds),
         _sync(question),
     )
 
@@ -159,35 +159,44 @@ def _update(question: Question) -> Phase:
     return Phase("updating", seconds, f"{how}, AdamW {question.updates * (optimizer + crossing):.1f} s of it")
 
 
-def _collectives(question: Question, computing: float) -> Phase:
-    """Of scoring and of the updates; what gathers weights for drawing is the weights' sync."""
-    spread, gpu, shape = question.layout, question.gpu, question.shape
+def _collectives(question: Question, scoring: float, updating: float) -> Phase:
+    """Of scoring and of the updates, beside so many seconds of computing; drawing's are the weights' sync.
+
+    Besides, one response is scored before and after the updates, to see the policy move.
+    """
+    spread, layers, updates = question.layout, question.shape.layers, question.updates
     if spread.processes == 1:
         return Phase("collectives", 0.0, "one process")
-    pieces = shape.layers
-    gradient = timing.gathering(FLOAT * trained(question.recipe, shape), pieces, spread.processes, gpu)
-    if spread.sharding == "none":
-        transfers = question.updates * 2 * gradient
-        how = "gradients summed once an update"
-        return Phase("collectives", timing.exposed(transfers, computing), f"{how}, {transfers:.1f} s before overlap")
-    gather = timing.gathering(question.weight_bytes, pieces, spread.processes, gpu)
+    gradient = timing.gathering(question.trained_bytes, layers, spread.processes, question.gpu)
+    gather = timing.gathering(question.gathered_bytes, layers, spread.processes, question.gpu)
     micro = question.micro_batches(question.mini_batch)
-    gathers = 2 if spread.sharding == "full" else 1
-    transfers = question.updates * micro * (gathers * gather + gradient)
-    how = f"{micro} micro-batches an update, each {gathers} gathers and a scatter, {transfers:.1f} s before overlap"
-    return Phase("collectives", gather + timing.exposed(transfers, computing), how)
+    if spread.sharding == "none":
+        transfers = updates * 2 * gradient
+        seconds, how = timing.exposed(transfers, updating), "gradients summed once an update"
+    elif spread.sharding == "optimizer":
+        transfers = updates * (gather + micro * gradient)
+        seconds, how = timing.exposed(transfers, updating) + gather, f"a gather an update, {micro} scatters"
+    else:
+        scored = question.micro_batches(question.drawn) * gather
+        transfers = scored + updates * micro * (2 * gather + gradient)
+        seconds = timing.exposed(scored, scoring) + timing.exposed(transfers - scored, updating) + 2 * gather
+        how = f"{micro} micro-batches an update, each 2 gathers and a scatter"
+    return Phase("collectives", seconds, f"{how}, {transfers:.1f} s before overlap")
 
 
 def _sync(question: Question) -> Phase:
     """New weights for whoever draws."""
     spread, recipe = question.layout, question.recipe
-    whole = question.weight_bytes
     if recipe.model.lora is not None and question.engine == "vllm":
         files = 2 * FLOAT * trained(recipe, question.shape) / assumed.DISK
         return Phase("weight sync", files, "adapters written and read")
     gather = 0.0
     if spread.parts > 1:
-        gather = timing.gathering(whole, question.shape.layers, spread.processes, question.gpu)
+        gather = timing.gathering(question.gathered_bytes, question.shape.layers, spread.processes, question.gpu)
     if question.engine == "vllm":
-        return Phase("weight sync", gather + 2 * whole / assumed.DISK, "written to a file and read by the engines")
+        return Phase(
+            "weight sync",
+            gather + 2 * question.weight_bytes / assumed.DISK,
+            "written to a file and read by the engines",
+        )
     return Phase("weight sync", gather, "weights gathered to draw" if gather else "drawn from the weights themselves")

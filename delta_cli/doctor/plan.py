@@ -75,20 +75,23 @@ def plan(question: Question) -> Plan:
 def fitted(question: Question) -> Question:
     """The question with those keys of its recipe that change no result set to what the GPU has room for.
 
-    Moments stay on the GPU where they can, micro-batches are as the recipe has them or as small as one
-    sequence, then responses drawn at a time and features take what is left. Where nothing helps, the least.
+    Moments are on the GPU or the host, micro-batches as the recipe has them or as small as one sequence,
+    whichever makes the faster step; responses drawn at a time and features take what is left. Where nothing
+    fits, the least.
     """
-    rollout = question.recipe.rollout
-    one = rollout.max_prompt_tokens + rollout.max_tokens
-    asked = question.recipe.update.micro_batch_tokens
-    found = question
-    for offload, micro in ((False, asked), (True, asked), (False, one), (True, one)):
-        if micro > asked:
-            continue
-        update = {"offload": offload, "micro_batch_tokens": micro, "feature_bytes": 0}
-        found = _changed(question, rollout={"batch": 1}, update=update)
-        if needed(memory(found)) <= question.room:
-            break
+    rollout, asked = question.recipe.rollout, question.recipe.update.micro_batch_tokens
+    sizes = sorted({asked, min(asked, rollout.max_prompt_tokens + rollout.max_tokens)}, reverse=True)
+    options = [_filled(question, offload, size) for size in sizes for offload in (False, True)]
+    fitting = [option for option in options if needed(memory(option)) <= question.room]
+    if not fitting:
+        return min(options, key=lambda option: needed(memory(option)))
+    return min(fitting, key=lambda option: plan(option).step_seconds)
+
+
+def _filled(question: Question, offload: bool, micro_batch_tokens: int) -> Question:
+    """The question with its memory filled up with features and with responses drawn at a time."""
+    update = {"offload": offload, "micro_batch_tokens": micro_batch_tokens, "feature_bytes": 0}
+    found = _changed(question, rollout={"batch": 1}, update=update)
     taken = totals(memory(found))
     spare = question.room - taken["stays"] - taken["score"]
     found = _changed(found, update={"feature_bytes": max(0, spare)})

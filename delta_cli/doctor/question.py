@@ -80,6 +80,16 @@ class Question:
         return self.width * self.shape.parameters
 
     @property
+    def gathered_bytes(self) -> int:
+        """Of the whole model as it rests in parts: float32, but for the base of adapters."""
+        return (self.width if self.recipe.model.lora else FLOAT) * self.shape.parameters
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of the gradient, float32."""
+        return FLOAT * trained(self.recipe, self.shape)
+
+    @property
     def read_bytes(self) -> int:
         """Of the weights that a forward of one token reads: not the table of embeddings."""
         shape = self.shape

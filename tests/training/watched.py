@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from backends import registry
-from backends.fake.backend import FakeBackend
-from backends.interface import BackendSettings, OptimizerSettings, Sampling, Sequences
+from backends.collective import SOLO
+from backends.fake.backend import FakeEngine
+from backends.interface import BackendSettings, OptimizerSettings, RolloutRequest, Sampling, Sequences
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coefficients
 from delta_cli.data.loading import DataSpec
 from delta_cli.evaluation.results import EvaluationSettings
@@ -73,20 +74,20 @@ def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Grader, "__init__", noting(Grader.__init__, graded))
 
-    def create(name: str, settings: BackendSettings) -> FakeBackend:
+    def create(name: str, settings: BackendSettings, collective: Any = SOLO) -> FakeEngine:
         seen.made[BackendSettings].append(settings)
         plain = replace(settings, lora=None, dtype="float32", optimizer=OptimizerSettings())
-        return FakeBackend(plain, name)
+        return FakeEngine(plain, name)
 
-    def drawn(_: Any, prompts: Any, sampling: Sampling, *__: Any) -> None:
-        seen.rollouts.append((seen.phase, len(prompts), sampling))
+    def drawn(_: Any, request: RolloutRequest, *__: Any) -> None:
+        seen.rollouts.append((seen.phase, len(request.prompts), request.sampling))
 
     patch.setattr(registry, "create", create)
-    patch.setattr(FakeBackend, "rollout", noting(FakeBackend.rollout, drawn))
+    patch.setattr(FakeEngine, "rollout", noting(FakeEngine.rollout, drawn))
     patch.setattr(
-        FakeBackend, "score", noting(FakeBackend.score, lambda _, s, proxy=None: seen.scored.append((s, proxy)))
+        FakeEngine, "score", noting(FakeEngine.score, lambda _, s, proxy=None: seen.scored.append((s, proxy)))
     )
-    patch.setattr(FakeBackend, "step", noting(FakeBackend.step, lambda _, rate, *__, **___: seen.rates.append(rate)))
+    patch.setattr(FakeEngine, "step", noting(FakeEngine.step, lambda _, rate, *__, **___: seen.rates.append(rate)))
 
     def grouped(*_: Any) -> None:
         seen.grouped += 1
