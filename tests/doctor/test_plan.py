@@ -187,6 +187,12 @@ def test_vllm_has_weights_of_its_own_and_splits_them_where_one_gpu_is_too_small(
     assert weights.bytes == 2 * llama.shape.parameters // 4
 
 
+def test_the_export_of_a_large_model_may_be_the_worst_moment() -> None:
+    question = ask(model="meta-llama/Llama-3.3-70B-Instruct", gpu=GPUS["b200"], processes=512, engine="vllm")
+    items = memory(question)
+    assert needed(items) == totals(items)["stays"] + 4 * question.shape.parameters
+
+
 def test_fitted_takes_the_room_and_changes_no_more_than_it_may() -> None:
     asked = ask(processes=8)
     question = fitted(asked)
