@@ -26,7 +26,7 @@ def doctor(
     gpu: Annotated[
         str | None, typer.Option(help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing.")
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="With --gpu: how many, one process each.")] = None,
+    processes: Annotated[int | None, typer.Option(help="With --gpu: how many; without it, the recipe's.")] = None,
     engine: Annotated[str | None, typer.Option(help="With --gpu: what draws, local or vllm.")] = None,
     mean_tokens: Annotated[int | None, typer.Option(help="With --gpu: mean length of a response.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
@@ -46,7 +46,8 @@ def doctor(
         if not report(loaded, backend, run_model=True, json=json):
             raise typer.Exit(1)
         return
-    _plan(loaded, path.name, gpu, 1 if processes is None else processes, engine or "local", mean_tokens, json)
+    count = loaded.parallel.processes if processes is None else processes
+    _plan(loaded, path.name, gpu, count, engine or "local", mean_tokens, json)
 
 
 def _plan(

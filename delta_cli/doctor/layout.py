@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Sharding = Literal["full", "optimizer", "none"]
+from backends.interface import Sharding
 
-SHARD_FROM = 2_000_000_000  # trained parameters: 18 bytes each fill half a GPU of 80 GB, with nothing drawn yet
+SPLIT_ABOVE = 2 * 10**9  # trained parameters: the learner's own number, which only its framework's module has
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Layout:
     """
 
     processes: int = 1
-    sharding: Sharding = "none"
+    sharding: Literal["none", "optimizer", "full"] = "none"
 
     @property
     def parts(self) -> int:
@@ -39,10 +39,10 @@ class Layout:
 ONE = Layout()
 
 
-def layout(processes: int, sharding: Sharding | Literal["auto"], trained: int) -> Layout:
+def layout(processes: int, sharding: Sharding, trained: int) -> Layout:
     """The layout that ``parallel.sharding`` stands for, with so many trained parameters."""
     if processes == 1:
         return ONE
     if sharding == "auto":
-        sharding = "full" if trained >= SHARD_FROM else "none"
+        sharding = "full" if trained > SPLIT_ABOVE else "none"
     return Layout(processes, sharding)

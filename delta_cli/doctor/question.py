@@ -11,7 +11,7 @@ from typing import Any, Literal
 from delta_cli.doctor import assumed
 from delta_cli.doctor.estimate import FLOAT, trained
 from delta_cli.doctor.gpus import Gpu
-from delta_cli.doctor.layout import Layout, Sharding, layout
+from delta_cli.doctor.layout import Layout, layout
 from delta_cli.doctor.shapes import Shape
 from delta_cli.doctor.work import Work
 from delta_cli.recipe import Recipe
@@ -29,7 +29,6 @@ class Question:
     config: Mapping[str, Any]
     gpu: Gpu
     processes: int = 1
-    sharding: Sharding | Literal["auto"] = "auto"
     engine: Engine = "local"
     mean_tokens: float | None = None  # of a response; None: a share of the limit
 
@@ -41,7 +40,7 @@ class Question:
     @cached_property
     def layout(self) -> Layout:
         """How the run is spread."""
-        return layout(self.processes, self.sharding, trained(self.recipe, self.shape))
+        return layout(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
 
     def work(self, groups: int) -> Work:
         """So many groups of the recipe."""

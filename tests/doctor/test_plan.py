@@ -21,7 +21,7 @@ from delta_cli.cli.doctor import report
 from delta_cli.doctor import assumed, timing
 from delta_cli.doctor.estimate import needed, totals
 from delta_cli.doctor.gpus import GPUS, Gpu, find_gpu
-from delta_cli.doctor.layout import Layout, layout
+from delta_cli.doctor.layout import SPLIT_ABOVE, Layout, layout
 from delta_cli.doctor.phases import memory
 from delta_cli.doctor.plan import Plan, fitted, plan
 from delta_cli.doctor.question import Question
@@ -45,8 +45,10 @@ TINY = Shape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=
 BOX = Gpu("box", memory=80e9, flops=1e15, bandwidth=3e12, link=100e9, host=50e9, network=40e9, node=4)
 
 
-def ask(name: str = "qwen3_8b.toml", *overrides: str, model: str | None = None, **options: Any) -> Question:
-    recipe = load_recipe(RECIPES / name, overrides)
+def ask(
+    name: str = "qwen3_8b.toml", *overrides: str, model: str | None = None, sharding: str = "auto", **options: Any
+) -> Question:
+    recipe = load_recipe(RECIPES / name, [*overrides, f"parallel.sharding={sharding}"])
     return Question(recipe, KNOWN[model or recipe.model.path], {}, **{"gpu": GPUS["h100"], **options})
 
 
@@ -170,11 +172,16 @@ def test_what_is_not_sharded_is_whole_and_each_process_has_its_groups() -> None:
 
 def test_the_layout_that_auto_stands_for() -> None:
     assert layout(1, "full", 10**10) == Layout(1, "none")
-    assert layout(2, "auto", 1_999_999_999) == Layout(2, "none")
-    assert layout(2, "auto", 2_000_000_000) == Layout(2, "full")
+    assert layout(2, "auto", 2_000_000_000) == Layout(2, "none")
+    assert layout(2, "auto", 2_000_000_001) == Layout(2, "full")
     assert layout(2, "optimizer", 5) == Layout(2, "optimizer")
     assert [Layout(3).most(groups) for groups in (1, 3, 4)] == [1, 1, 2]
     assert (Layout(3, "full").share(10), Layout(3, "none").share(10)) == (4, 10)
+
+
+def test_the_learner_goes_by_the_same_number() -> None:
+    sharding = pytest.importorskip("backends.torch.sharding", reason="the learner is torch's")
+    assert sharding.SPLIT_ABOVE == SPLIT_ABOVE
 
 
 def test_vllm_has_weights_of_its_own_and_splits_them_where_one_gpu_is_too_small() -> None:
@@ -381,6 +388,8 @@ def test_json_holds_the_same_numbers() -> None:
     found = json.loads(doctor(recipe, "--processes", "6", "--gpu", "H200", "--json").output)
     assert found["measured"] is False
     expected = plan(ask(processes=6, gpu=GPUS["h200"]))
+    from_recipe = doctor(recipe, "--set", "parallel.processes=6", "--gpu", "h200", "--json")
+    assert json.loads(from_recipe.output) == found
     assert found["plan"]["step_seconds"] == expected.step_seconds
     assert found["plan"]["bytes"] == sum(i["bytes"] for i in found["plan"]["items"] if i["phase"] == "stays") + max(
         sum(i["bytes"] for i in found["plan"]["items"] if i["phase"] == phase)

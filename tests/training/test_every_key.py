@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from backends.interface import BackendSettings
+from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
 from delta_cli.data.loading import DataSpec
@@ -115,6 +117,7 @@ TOGETHER: dict[str, Any] = {
     "update.head_chunk_tokens": 77,
     "update.feature_bytes": 10_001,
     "update.feature_host_bytes": 20_002,
+    "parallel.sharding": "optimizer",
     "evaluation.at_start": False,
     "evaluation.problems": 11,
     "evaluation.samples": 15,
@@ -142,6 +145,7 @@ ALONE = {
     "checkpoint.rollouts_every",
     "tracking.kind",
     "tracking.project",
+    "parallel.processes",
 }
 
 
@@ -220,6 +224,7 @@ ARRIVES: dict[str, Found] = {
     "rollout.temperature": lambda seen: one(
         [each.temperature for each in seen.samplings("rollout")] + [each.temperature for each, _ in seen.scored]
     ),
+    "parallel.sharding": of(BackendSettings, "sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),
     "reward.format": of(RewardSpec, "format_bonus"),
     "reward.length": of(RewardSpec, "length_penalty"),
@@ -370,6 +375,16 @@ def test_the_suite_is_what_is_evaluated_on(values: dict[str, Any], tmp_path: Pat
     assert [count for phase, count, _ in found.rollouts if phase == "evaluate"] == [2, 3], "the least of both limits"
     (record,) = read_lines(found.folder.evaluations)
     assert limits.keys() <= record.keys()
+
+
+def test_as_many_processes_are_started(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr("backends.launch.launch", lambda backend, processes, arguments: started.append(processes) or 0)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("[parallel]\nprocesses = 3\n")
+    for more, expected in (([], 3), (["--processes", "5"], 5)):
+        result = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "run"), *more])
+        assert (result.exit_code, started.pop()) == (0, expected)
 
 
 def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
