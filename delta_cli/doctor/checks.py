@@ -17,7 +17,8 @@ from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.doctor.estimate import Item, estimate, needed, totals
+from delta_cli.doctor.estimate import Item, estimate, needed, totals, trained
+from delta_cli.doctor.layout import layout
 from delta_cli.doctor.machine import Machine, look
 from delta_cli.doctor.shapes import shape_of
 from delta_cli.errors import NotFetchedError, UserError
@@ -101,13 +102,14 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
     except UserError as error:
         yield Finding("note", "memory", f"not estimated: {error}")
         return
-    items = sorted(estimate(recipe, shape, config), key=lambda item: -item.bytes)
+    spread = layout(recipe.parallel.processes, recipe.parallel.sharding, trained(recipe, shape))
+    items = sorted(estimate(recipe, shape, config, spread), key=lambda item: -item.bytes)
     for item in items:
         if item.bytes:
             yield Finding("ok", f"memory, {item.phase}", f"{_gib(item.bytes):>10}  {item.name}: {item.how}")
-    total, host = needed(items), totals(items)["host"]
-    if backend != "cuda":  # what is beside the device lies in the same memory
-        yield _fits("memory", items, total + host, machine.device_memory)
+    total, host = needed(items), totals(items)["host"] * spread.processes
+    if backend != "cuda":  # what is beside the device lies in the same memory, and so do the other processes
+        yield _fits("memory", items, total * spread.processes + host, machine.device_memory)
         return
     yield _fits("memory", [item for item in items if item.phase != "host"], total, machine.device_memory)
     if host:

@@ -16,6 +16,7 @@ from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.doctor.checks import Finding, _longest, examine
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
+from delta_cli.doctor.layout import Layout
 from delta_cli.doctor.machine import Machine
 from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
 from delta_cli.errors import UserError
@@ -259,6 +260,20 @@ def test_a_gpu_and_its_host_are_judged_apart(
     if levels[1] == "wrong":
         assert "update.feature_host_bytes" in verdicts["memory, host"].text
         assert "rollout.batch" not in verdicts["memory, host"].text
+
+
+def test_processes_of_one_machine_share_its_memory_but_not_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight shards of the moments are the whole on the host; on a processor everything is there eight times."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    machine = Machine("a system", 8, int(10e12), "a device", int(10e12), {})
+    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    keys = ["parallel.processes=8", "update.feature_bytes=1024", "update.feature_host_bytes=0"]
+    recipe = load_recipe(RECIPES / "qwen3_8b.toml", keys)
+    shape, config = shape_of(recipe.model.path)
+    device, host = needed(estimate(recipe, shape, config, Layout(8, "full"))), 8 * shape.parameters
+    for backend, sizes in (("cuda", [device, host]), ("cpu", [8 * device + host])):
+        found = [each.text for each in examine(recipe, backend, run_model=False) if "worst moment" in each.text]
+        assert [text.split(" at the")[0] for text in found] == [f"about {size / 2**30:.1f} GiB" for size in sizes]
 
 
 def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
