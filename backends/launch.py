@@ -38,7 +38,7 @@ def launch(backend: str, processes: int, arguments: Sequence[str]) -> int:
             FAILURE: str(Path(scratch) / "failed"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes)),
         }
-        ranks = _mlx_ranks(processes, Path(scratch)) if backend in _MLX else _torch_ranks(processes)
+        ranks = mlx_ranks(processes, Path(scratch)) if backend in _MLX else torch_ranks(processes)
         command = [sys.executable, "-m", "delta_cli", *arguments]
         with ExitStack() as stack:
             # Groups of their own: what the terminal sends to its foreground group comes once, from here.
@@ -48,13 +48,15 @@ def launch(backend: str, processes: int, arguments: Sequence[str]) -> int:
             return _Watch(children, Path(common[FAILURE])).until_the_end()
 
 
-def _torch_ranks(processes: int) -> list[dict[str, str]]:
+def torch_ranks(processes: int) -> list[dict[str, str]]:
+    """What each rank finds in its environment, as torchrun has it."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_ports(1)[0])}
     shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def _mlx_ranks(processes: int, scratch: Path) -> list[dict[str, str]]:
+def mlx_ranks(processes: int, scratch: Path) -> list[dict[str, str]]:
+    """What each rank finds in its environment, as mlx.launch has it for a ring."""
     hosts = scratch / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(processes)]), encoding="utf-8")
     return [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(processes)]
@@ -82,7 +84,7 @@ class _Watch:
 
     def until_the_end(self) -> int:
         """Wait for every rank; the exit code of the first that failed, or of all."""
-        while any(child.poll() is None for child in self._children):
+        while [child for child in self._children if child.poll() is None]:  # a list: every one has to be polled
             self._look()
             time.sleep(0.05)
         self._look()

@@ -31,7 +31,9 @@ def export(policy: Policy, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(merged_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
-        policy.peft.save_pretrained(folder / "adapter", save_embedding_layers=False)
+        # Named parameters, whole while an export gathers them: PEFT's own state_dict would split them again.
+        adapters = {name: weight.detach() for name, weight in policy.peft.named_parameters() if "lora_" in name}
+        policy.peft.save_pretrained(folder / "adapter", state_dict=adapters, save_embedding_layers=False)
         (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
     for file in folder.rglob("*.safetensors"):
         shutil.copymode(folder / "config.json", file)  # safetensors lets nobody but the owner read

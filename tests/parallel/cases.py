@@ -1,0 +1,189 @@
+"""What the ranks are asked to compute, and what one process computes as their oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from backends.collective import SOLO
+from backends.interface import Collective, Engine, RolloutRequest, Sampling, Sequences, starts_of
+from backends.registry import create
+from delta_cli.credit import PRESETS
+from delta_cli.data.problem import Problem
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.rewards.grader import Verdict
+from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.training.setup import backend_settings
+from delta_cli.training.update import Updater
+
+VOCABULARY = 23
+STEPS = 3
+# Four prompts, four responses each. The first prompt's responses are most of the tokens, so in each update of two
+# prompts one of two ranks has a short group and the other a long one, and of three ranks one has none.
+PROMPTS = (9, 1, 5, 2)
+LENGTHS = ((14, 9, 0, 11), (1, 2, 1, 1), (3, 5, 1, 2), (2, 1, 4, 1))
+REWARDS = ((1, 0, 0, 1), (0, 1, 0, 0), (1, 1, 0, 1), (0, 0, 1, 0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe's keys, and whether the model's output matrix is its embedding."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    tied: bool = True
+    sharding: str = "none"
+
+
+SHARDINGS = ("none", "full", "optimizer")
+LORA = {"model.lora.rank": 2, "model.lora.targets": ["q_proj", "up_proj"]}
+DELTA: dict[str, dict[str, Any]] = {
+    "scope": {"scope": "group"},
+    "refinements-0": {"refinements": 0},
+    "refinements-2": {"refinements": 2},
+    "range": {"lambda_min": 0.5, "lambda_max": 1.5},
+    "temperature": {"temperature": 0.5},
+    "hard": {"score": "hard"},
+    "random-score": {"score": "random"},
+    "within": {"contrast": "within"},
+    "within-group": {"contrast": "within", "scope": "group"},
+    "alpha": {"weighting": "alpha"},
+    "top": {"weighting": "top"},
+    "bottom": {"weighting": "bottom", "share": 0.3},
+    "random-half": {"weighting": "random"},
+    "count": {"normalise": "count"},
+    "topk": {"proxy": "hidden_topk", "topk": 4},
+    "exact": {"proxy": "hidden_exact"},
+}
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    for i, preset in enumerate(PRESETS):
+        yield f"preset-{preset}", Case({"method.preset": preset}, tied=i % 2 == 0, sharding=SHARDINGS[i % 3])
+    for i, (name, options) in enumerate(DELTA.items()):
+        keys = {f"delta.{key}": value for key, value in options.items()}
+        yield f"delta-{name}", Case(keys, tied=i % 2 == 1, sharding=SHARDINGS[(i + 1) % 3])
+    for sharding in SHARDINGS:
+        yield f"tied-{sharding}", Case(sharding=sharding)
+        yield f"untied-{sharding}", Case(sharding=sharding, tied=False)
+        yield f"lora-{sharding}", Case(LORA, sharding=sharding)
+        yield f"checkpointing-{sharding}", Case({"model.gradient_checkpointing": True}, sharding=sharding)
+        yield f"reference-{sharding}", Case({"update.kl_coefficient": 0.1}, tied=False, sharding=sharding)
+        yield (
+            f"recomputed-{sharding}",
+            Case(
+                {"update.feature_bytes": 700, "update.feature_host_bytes": 300, "delta.scope": "group"},
+                sharding=sharding,
+            ),
+        )
+    yield "lora-reference", Case(LORA | {"update.kl_coefficient": 0.1}, sharding="full")
+    yield "dropped", Case({"update.drop_truncated": True, "update.importance_cap": 1.1}, sharding="full")
+    yield "fipo-leaves-out", Case({"method.preset": "fipo", "method.dual_clip": 1.01, "update.epochs": 2})
+    yield "epochs", Case({"update.epochs": 2, "method.preset": "dr_grpo"}, sharding="optimizer")
+    yield "offload", Case({"update.offload": True}, sharding="full")
+    yield "int8", Case({"update.moments": "int8"}, sharding="none")
+
+
+CASES = dict(_cases())
+
+
+def recipe_of(case: Case, model: Path) -> Recipe:
+    keys = {
+        "model.path": str(model),
+        "rollout.prompts": 4,
+        "rollout.responses": 4,
+        "rollout.temperature": 0.7,
+        "rollout.max_tokens": 16,
+        "update.mini_batches": 2,
+        "update.learning_rate": 0.003,
+        "update.epsilon": 0.01,  # keeps Adam smooth: a tiny one turns the sign of a rounding into a whole step
+        "update.micro_batch_tokens": 24,
+        "update.head_chunk_tokens": 5,
+        "parallel.sharding": case.sharding,
+    }
+    return load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in (keys | case.keys).items()])
+
+
+def batch_of(step: int) -> RolloutBatch:
+    """Random tokens with fixed lengths and rewards; two responses are cut at the limit."""
+    rng = np.random.default_rng(step)
+    prompts = [rng.integers(1, VOCABULARY, size=length) for length in PROMPTS]
+    lengths = np.array(LENGTHS).ravel()
+    tokens = rng.integers(0, VOCABULARY, size=lengths.sum())
+    verdicts = [Verdict(float(reward), bool(reward), None) for row in REWARDS for reward in row]
+    return RolloutBatch(
+        problems=tuple(Problem(str(i), "", "") for i in range(len(PROMPTS))),
+        sequences=Sequences(tuple(p for p in prompts for _ in range(4)), tokens, starts_of(lengths), 0.7),
+        texts=("",) * len(lengths),
+        verdicts=tuple(verdicts),
+        truncated=np.arange(len(lengths)) % 7 == 3,
+        engine_logprobs=rng.normal(-3, 0.3, size=len(tokens)).astype(np.float32),
+    )
+
+
+def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, Any]:
+    """Three steps of scoring, credit and updates; everything a rank knows afterwards, the same on each."""
+    recipe = recipe_of(case, models[case.tied])
+    engine = create("cpu", backend_settings(recipe), ranks)
+    updater = Updater(recipe, engine, ranks)
+    found: dict[str, Any] = {"logprobs": [], "entropies": [], "weights": [], "records": []}
+    for step in range(STEPS):
+        batch = batch_of(step)
+        scored = updater.score(batch)
+        credit = updater.credit(batch, scored, step)
+        updates = updater.update(batch, credit, step)
+        found["logprobs"].append(np.asarray(scored.scores.logprobs, np.float64))
+        found["entropies"].append(np.asarray(scored.scores.entropies, np.float64))
+        found["weights"].append(credit.coefficients.weights)
+        found["records"].append(updates.record())
+    found["tokens"] = sampled(engine, ranks)
+    found["model"] = exported(engine, ranks)
+    engine.close()
+    return found
+
+
+def sampled(engine: Engine, ranks: Collective) -> list[list[int]]:
+    """Responses to three prompts, each drawn by whoever has its turn."""
+    mine = np.arange(ranks.rank, 3, ranks.size)
+    rows = (mine[:, None] * 2 + np.arange(2)).ravel()
+    prompts = tuple(np.arange(1, 3 + prompt) for prompt in mine)
+    drawn = engine.rollout(RolloutRequest(prompts, Sampling(6, (0,), 0.7, samples=2, seed=4), rows))
+    assert drawn.version == engine.version
+    own = {int(row): drawn.tokens[drawn.starts[i] : drawn.starts[i + 1]].tolist() for i, row in enumerate(rows)}
+    everyone = {row: tokens for part in ranks.gather(own) for row, tokens in part.items()}
+    return [everyone[row] for row in range(6)]
+
+
+def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
+    """The weights, through the model folder that the first rank writes."""
+    with TemporaryDirectory() as own:
+        folder = Path(ranks.gather(own)[0])
+        engine.export(folder)
+        weights = load_file(folder / "model.safetensors")
+        ranks.barrier()
+    return weights
+
+
+def gradient(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
+    """The gradient of one mini-batch, read off the weights: with a huge epsilon AdamW's step goes along it."""
+    keys = case.keys | {"update.beta1": 0.0, "update.epsilon": 1.0, "update.weight_decay": 0.0}
+    recipe = recipe_of(Case(keys | {"update.max_grad_norm": 0.0}, case.tied, case.sharding), models[case.tied])
+    engine = create("cpu", backend_settings(recipe), ranks)
+    updater = Updater(recipe, engine, ranks)
+    batch = batch_of(0)
+    credit = updater.credit(batch, updater.score(batch), 0)
+    before = exported(engine, ranks)
+    groups = np.arange(2)
+    surrogate = updater.surrogate(batch, credit, groups)
+    updater.accumulate(batch, groups, surrogate)
+    scale = surrogate.scale * 1e-4  # far below epsilon
+    norm = engine.step(1.0, scale)
+    after = exported(engine, ranks)
+    engine.close()
+    return {name: (before[name].astype(np.float64) - after[name]) for name in before} | {"norm": np.array(norm)}

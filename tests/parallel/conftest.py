@@ -1,0 +1,63 @@
+"""Ranks over gloo on this machine: started once for all tests, however many workers run those."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from backends.launch import torch_ranks
+from delta_cli.assets.random_model import write_qwen3
+
+from . import cases
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(processes: int, arguments: list[str]) -> None:
+    """Run ``python arguments`` as so many ranks; fails with the output of the first that does not end well."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    started = [
+        subprocess.Popen(command, env=env | rank, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in torch_ranks(processes)
+    ]
+    outputs = [child.communicate(timeout=600)[0].decode() for child in started]
+    for child, output in zip(started, outputs, strict=True):
+        assert child.returncode == 0, output[-3000:]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of pytest-xdist have in common, with the two models."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "untied").exists():
+            shape = {"vocab_size": cases.VOCABULARY, "hidden": 16, "layers": 2, "heads": 4, "kv_heads": 2}
+            for name in ("tied", "untied"):
+                write_qwen3(folder / name, **shape, head_dim=8, intermediate=24, tie=name == "tied", scale=0.3)
+    return folder
+
+
+@pytest.fixture(scope="session", params=[2, 3], ids=["2-ranks", "3-ranks"])
+def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
+    """What each of several ranks found, by case."""
+    processes = request.param
+    files = [shared / f"found-{processes}-{rank}.pkl" for rank in range(processes)]
+    with FileLock(shared / "lock"):
+        if not all(file.exists() for file in files):
+            start(processes, ["-m", "tests.parallel.worker", str(shared)])
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+@pytest.fixture(scope="session")
+def models(shared: Path) -> dict[bool, Path]:
+    return {True: shared / "tied", False: shared / "untied"}

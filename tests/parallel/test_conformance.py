@@ -1,0 +1,56 @@
+"""Two and three ranks against one process on the whole batch: every preset, every option, every way to split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from . import cases
+
+LOGPROB, COEFFICIENT, GRADIENT, WEIGHT = 2e-6, 1e-6, 1e-6, 2e-5
+# After an update the float32 weights differ by rounding, and so do log-probabilities under them.
+LATER = 2e-5
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_any_number_of_ranks_is_one_process(name: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+    alone = cases.run(cases.CASES[name], models)
+    for rank in found:
+        for step in range(cases.STEPS):
+            near = LOGPROB if step == 0 else LATER
+            for what in ("logprobs", "entropies"):
+                np.testing.assert_allclose(rank[name][what][step], alone[what][step], rtol=0, atol=near)
+            near = COEFFICIENT if step == 0 else 10 * LATER
+            np.testing.assert_allclose(rank[name]["weights"][step], alone["weights"][step], rtol=0, atol=near)
+            for key, value in alone["records"][step].items():
+                assert rank[name]["records"][step][key] == pytest.approx(value, rel=1e-4, abs=2e-5), (step, key)
+        assert rank[name]["tokens"] == alone["tokens"]
+        assert rank[name]["model"].keys() == alone["model"].keys()
+        for weight, value in alone["model"].items():
+            np.testing.assert_allclose(rank[name]["model"][weight], value, rtol=0, atol=WEIGHT, err_msg=weight)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
+    """Decisions are taken from these numbers on each rank alone, so a rounding would part them."""
+    first, *others = (rank[name] for rank in found)
+    for other in others:
+        assert other["records"] == first["records"]
+        for what in ("logprobs", "entropies", "weights"):
+            for mine, theirs in zip(first[what], other[what], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("sharding", cases.SHARDINGS)
+def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+    """Of a mini-batch in which one rank of three has nothing: relative to the largest entry of each tensor's."""
+    alone = cases.gradient(cases.Case(), models)
+    largest = max(np.abs(value).max() for name, value in alone.items() if name != "norm")
+    for rank in found:
+        several = rank[f"gradient-{sharding}"]
+        assert several["norm"] == pytest.approx(float(alone["norm"]), rel=GRADIENT)
+        for name, value in alone.items():
+            np.testing.assert_allclose(several[name], value, rtol=0, atol=2e-2 * largest, err_msg=name)

@@ -1,0 +1,30 @@
+"""One rank of the tests: runs every case and leaves what it found in a file. Started by conftest.py."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from backends.registry import join
+from tests.parallel import cases
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = join("cpu")
+    models = {True: folder / "tied", False: folder / "untied"}
+    found = {name: cases.run(case, models, ranks) for name, case in cases.CASES.items()}
+    found |= {
+        f"gradient-{sharding}": cases.gradient(cases.Case(sharding=sharding), models, ranks)
+        for sharding in cases.SHARDINGS
+    }
+    (folder / f"found-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
+    ranks.barrier()
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
