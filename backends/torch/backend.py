@@ -32,7 +32,7 @@ from backends.interface import (
 )
 from backends.process import peak_resident
 from backends.torch.collective import TorchCollective
-from backends.torch.export import export
+from backends.torch.export import export, merged_weights
 from backends.torch.features import TorchFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
@@ -282,9 +282,10 @@ class TorchEngine(LocalEngine):
         self._optimizer.load(folder)
 
     def export(self, folder: Path) -> None:
-        with self._parallel.gathered():
-            if self._collective.rank == 0:
-                export(self._policy, folder)
+        self._parallel.scatter()
+        weights, adapters = merged_weights(self._policy, keep=self._collective.rank == 0)
+        if self._collective.rank == 0:
+            export(self._policy, folder, weights, adapters)
         self._collective.barrier()
 
     def peak_memory(self) -> int:
@@ -301,7 +302,7 @@ class TorchEngine(LocalEngine):
 
     def _hidden(self, policy: Policy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """A micro-batch's hidden states [T, H], which of them predict response tokens [n], and those tokens [n]."""
-        with policy.compute():
+        with policy.compute(cached=not self._parallel.sharded):  # of split weights the copies would be all of them
             hidden = policy.packed_hidden(batch)
         predicts, targets = (torch.from_numpy(array).to(self._device) for array in (batch.predicts, batch.targets))
         return hidden, predicts, targets

@@ -9,17 +9,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from backends.torch.model import COMPANIONS, Policy
 
 _OWN = {"config.json", "adapter_config.json"}
 
 
-def export(policy: Policy, folder: Path) -> None:
-    """Write config, tokenizer and weights of ``policy``, adapters merged and beside them in ``adapter``.
-
-    The weights are of the compute dtype. The policy itself stays as it is.
-    """
+def export(policy: Policy, folder: Path, weights: dict[str, Tensor], adapters: dict[str, Tensor]) -> None:
+    """Write config, tokenizer and the merged ``weights`` of ``policy``, ``adapters`` beside them in ``adapter``."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in COMPANIONS:
         for file in policy.folder.glob(pattern):
@@ -29,10 +27,8 @@ def export(policy: Policy, folder: Path) -> None:
     config.pop("torch_dtype", None)  # the former name of dtype
     config["dtype"] = str(policy.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_file(merged_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
-        # Named parameters, whole while an export gathers them: PEFT's own state_dict would split them again.
-        adapters = {name: weight.detach() for name, weight in policy.peft.named_parameters() if "lora_" in name}
         policy.peft.save_pretrained(folder / "adapter", state_dict=adapters, save_embedding_layers=False)
         (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
     for file in folder.rglob("*.safetensors"):
@@ -40,18 +36,28 @@ def export(policy: Policy, folder: Path) -> None:
 
 
 @torch.no_grad()
-def merged_weights(policy: Policy) -> dict[str, Tensor]:
-    """The model's own weights by name, in the compute dtype on the host, each adapter added to its matrix.
+def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model's own weights and its adapters' by name, on the host; each adapter is added to its matrix as well.
 
-    Sums are taken in float32, one matrix at a time: no second model is held on the device.
+    The first in the compute dtype, added up in float32; one matrix at a time, so that no second model is held on
+    the device. Ranks that hold parts put each matrix together, and only those that ``keep`` it go on with it.
     """
     adapted = {name: module for name, module in policy.causal.named_modules() if hasattr(module, "get_delta_weight")}
-    weights = {}
-    for name, weight in policy.causal.named_parameters():  # a tied head comes once, as the embedding
+    weights, adapters = {}, {}
+    for name, part in policy.causal.named_parameters():  # a tied head comes once, as the embedding
+        weight = _whole(part)
         if "lora_" in name:
+            if keep:
+                adapters[f"base_model.model.{name}"] = weight.cpu().contiguous()
             continue
         module = name.removesuffix(".base_layer.weight")
         if module != name and module in adapted:
-            weight = weight.float() + adapted[module].get_delta_weight("default").float()
-        weights[name.replace(".base_layer.", ".")] = weight.detach().to("cpu", policy.dtype).contiguous()
-    return weights
+            weight = weight.float() + _whole(adapted[module].get_delta_weight("default")).float()
+        if keep:
+            weights[name.replace(".base_layer.", ".")] = weight.detach().to("cpu", policy.dtype).contiguous()
+    return weights, adapters
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which each rank may hold a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -81,9 +81,10 @@ class Policy:
         """Names and weights that updates move."""
         return ((name, weight) for name, weight in self.causal.named_parameters() if weight.requires_grad)
 
-    def compute(self) -> torch.autocast:
-        """The context of forward passes."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+    def compute(self, cached: bool = True) -> torch.autocast:
+        """The context of forward passes; ``cached`` keeps the weights' bfloat16 copies from one to the next."""
+        mixed = self.dtype == torch.bfloat16
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=cached)
 
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
         """Post-norm hidden states [B, T, H] of ids [B, T]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +13,16 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from backends.collective import SOLO
-from backends.interface import Collective, Engine, RolloutRequest, Sampling, Sequences, starts_of
+from backends.interface import (
+    Collective,
+    Engine,
+    OptimizerSettings,
+    RolloutRequest,
+    Sampling,
+    Sequences,
+    Sharding,
+    starts_of,
+)
 from backends.registry import create
 from delta_cli.credit import PRESETS
 from delta_cli.data.problem import Problem
@@ -38,10 +47,10 @@ class Case:
 
     keys: dict[str, Any] = field(default_factory=dict)
     tied: bool = True
-    sharding: str = "none"
+    sharding: Sharding = "none"
 
 
-SHARDINGS = ("none", "full", "optimizer")
+SHARDINGS: tuple[Sharding, ...] = ("none", "full", "optimizer")
 LORA = {"model.lora.rank": 2, "model.lora.targets": ["q_proj", "up_proj"]}
 DELTA: dict[str, dict[str, Any]] = {
     "scope": {"scope": "group"},
@@ -170,20 +179,20 @@ def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
     return weights
 
 
-def gradient(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
+def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
     """The gradient of one mini-batch, read off the weights: with a huge epsilon AdamW's step goes along it."""
-    keys = case.keys | {"update.beta1": 0.0, "update.epsilon": 1.0, "update.weight_decay": 0.0}
-    recipe = recipe_of(Case(keys | {"update.max_grad_norm": 0.0}, case.tied, case.sharding), models[case.tied])
-    engine = create("cpu", backend_settings(recipe), ranks)
+    recipe = recipe_of(Case(sharding=sharding), models[True])
+    straight = OptimizerSettings(beta1=0.0, epsilon=1e8, weight_decay=0.0, max_grad_norm=0.0)
+    engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
     updater = Updater(recipe, engine, ranks)
-    batch = batch_of(0)
-    credit = updater.credit(batch, updater.score(batch), 0)
+    batch, groups = batch_of(0), np.arange(2)
+    surrogate = updater.surrogate(batch, updater.credit(batch, updater.score(batch), 0), groups)
     before = exported(engine, ranks)
-    groups = np.arange(2)
-    surrogate = updater.surrogate(batch, credit, groups)
     updater.accumulate(batch, groups, surrogate)
-    scale = surrogate.scale * 1e-4  # far below epsilon
-    norm = engine.step(1.0, scale)
+    length = 1e4  # of the step, in gradients: the float32 weights show nothing else
+    norm = engine.step(1e8 * length, surrogate.scale)
     after = exported(engine, ranks)
     engine.close()
-    return {name: (before[name].astype(np.float64) - after[name]) for name in before} | {"norm": np.array(norm)}
+    return {name: (before[name].astype(np.float64) - after[name]) / length for name in before} | {
+        "norm": np.array(norm)
+    }

@@ -17,10 +17,7 @@ def main(folder: Path) -> None:
     ranks = join("cpu")
     models = {True: folder / "tied", False: folder / "untied"}
     found = {name: cases.run(case, models, ranks) for name, case in cases.CASES.items()}
-    found |= {
-        f"gradient-{sharding}": cases.gradient(cases.Case(sharding=sharding), models, ranks)
-        for sharding in cases.SHARDINGS
-    }
+    found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in cases.SHARDINGS}
     (folder / f"found-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
     ranks.close()
