@@ -1,0 +1,182 @@
+"""Whole runs on several processes, as a user starts, stops, breaks and resumes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.launch import torch_ranks
+from delta_cli.training.run_folder import RunFolder, read_lines
+from tests.training.harness import SHORT, assert_same, lines, write_model
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+KEYS = SHORT | {"run.steps": 4, "checkpoint.every": 1, "update.epsilon": 0.01, "evaluation.every": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def command(model: Path, folder: Path, processes: int, *more: str, **keys: Any) -> list[str]:
+    changes = KEYS | {"model.path": str(model)} | {name.replace("__", "."): value for name, value in keys.items()}
+    sets = [part for name, value in changes.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    arguments = ["train", "--backend", "cpu", "--run-dir", str(folder), "--processes", str(processes), "--quiet"]
+    return [sys.executable, "-m", "delta_cli", *arguments, *sets, *more]
+
+
+def run(*arguments: Any, **keys: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(*arguments, **keys), env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def resume(folder: Path, processes: int) -> None:
+    arguments = ["train", "--resume", "--run-dir", str(folder), "--processes", str(processes), "--quiet"]
+    subprocess.run(
+        [sys.executable, "-m", "delta_cli", *arguments, "--backend", "cpu"],
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
+
+
+def assert_close(folder: Path, expected: Path) -> None:
+    """The same rewards, responses and evaluations, and numbers that differ by rounding only."""
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for found, other in zip(lines(folder / name), lines(expected / name), strict=True):
+            for key, value in other.items():
+                assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-4), (name, key)
+    for file in sorted(RunFolder(expected).rollouts.glob("step-*")):
+        texts = [
+            [record["tokens"] for record in read_lines(each / "rollouts" / file.name)] for each in (folder, expected)
+        ]
+        assert texts[0] == texts[1]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    run(model, folder, 1)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "sharding"), [(2, "none"), (3, "full")])
+def test_any_number_of_processes_gives_one_result(
+    processes: int, sharding: str, model: Path, alone: Path, tmp_path: Path
+) -> None:
+    done = run(model, tmp_path / "run", processes, parallel__sharding=sharding)
+    assert done.stdout == done.stderr == ""
+    assert_close(tmp_path / "run", alone)
+    for record in read_lines(tmp_path / "run" / "metrics.jsonl"):
+        assert record["processes"] == processes
+        assert record["peak_memory_least"] <= record["peak_memory"]
+    resume_states = RunFolder(tmp_path / "run").checkpoints.glob("step-000004/*.safetensors")
+    assert len(list(resume_states)) == (2 if sharding == "none" else 2 * processes)
+
+
+def until(condition: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_run_goes_on_as_if_nothing_had_happened(how: str, model: Path, tmp_path: Path) -> None:
+    """Stopped by a signal to the command, or one rank killed: on as many processes the same bits, on others the same
+    numbers."""
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    run(model, straight, 2, parallel__sharding="optimizer")
+    started = subprocess.Popen(
+        command(model, broken, 2, parallel__sharding="optimizer"), env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE
+    )
+    until((broken / "checkpoints" / "step-000001").exists)
+    if how == "stopped":
+        started.send_signal(signal.SIGINT)
+        code = 130
+    else:
+        children = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+        code = 137
+    began = time.monotonic()
+    _, errors = started.communicate(timeout=60)
+    assert time.monotonic() - began < 10 if how == "killed" else True
+    assert started.returncode == code, errors
+    text = errors.decode()
+    said = r"stopped after step \d" if how == "stopped" else r"delta: rank \d was ended by SIGKILL"
+    assert re.search(said, text)
+    assert "Traceback" not in text
+    other = tmp_path / "other"
+    subprocess.run(["cp", "-r", str(broken), str(other)], check=True)
+    resume(broken, 2)
+    assert_same(straight, broken)
+    resume(other, 3 if how == "stopped" else 1)
+    assert_close(other, straight)
+
+
+BREAK = """
+import os, sys
+from backends.interface import BackendError
+from backends.torch.backend import TorchEngine
+accumulate = TorchEngine.accumulate
+def broken(self, *arguments):
+    if os.environ["RANK"] == "1":
+        raise {error}
+    return accumulate(self, *arguments)
+TorchEngine.accumulate = broken
+from delta_cli.cli import main
+sys.argv = ["delta"] + {arguments!r}
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ['BackendError("the card is on fire; put it out")', 'KeyError("a mistake")'])
+def test_one_rank_reports_for_all_and_none_is_left_waiting(error: str, model: Path, tmp_path: Path) -> None:
+    arguments = command(model, tmp_path / "run", 1)[3:]
+    began = time.monotonic()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", BREAK.format(error=error, arguments=arguments)],
+            env=ENVIRONMENT | rank | {"DELTA_FAILURE": str(tmp_path / "failed")},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in torch_ranks(3)
+    ]
+    outputs = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
+    assert time.monotonic() - began < 60  # most of it to start
+    assert all(rank.returncode for rank in ranks)
+    assert outputs[0] == outputs[2] == ""
+    if "BackendError" in error:
+        assert outputs[1] == "delta: rank 1: the card is on fire; put it out\n"
+        assert ranks[1].returncode == 2
+    else:
+        assert outputs[1].startswith("delta: rank 1 failed:\nTraceback")
+
+
+def test_the_fake_backend_is_one_process(model: Path, tmp_path: Path) -> None:
+    arguments = command(model, tmp_path / "run", 2)
+    arguments[arguments.index("cpu")] = "fake"
+    done = subprocess.run(arguments, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "trains in one process" in done.stderr
