@@ -33,7 +33,7 @@ format: .venv/test
 
 .venv/test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --editable '.[torch,mlx,dev]'
+	$(PIP) --editable '.[torch,mlx,trl,dev]'
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from delta_cli.recipe import Recipe
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(path for path in FOLDER.glob("*.toml") if not path.name.startswith("study"))
-FRAMEWORKS = ("torch", "mlx", "mlx_lm", "transformers", "peft", "datasets")
+FRAMEWORKS = ("torch", "mlx", "mlx_lm", "transformers", "peft", "datasets", "trl", "accelerate")
+ALLOWED = {"datasets"}  # inside the function that loads a data set
+ROOT = Path(__file__).parents[2]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -39,10 +42,30 @@ def test_the_core_and_the_command_line_import_no_framework() -> None:
 import sys
 import delta_cli, delta_cli.cli, delta_cli.recipe, delta_cli.credit, delta_cli.training.setup
 import delta_cli.evaluation.suites, delta_cli.reporting.console
-import delta_cli.doctor.checks, delta_cli.study.summary, backends.registry
+import delta_cli.doctor.checks, delta_cli.study.summary, backends.registry, delta_cli.integrations
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     assert fresh(code).strip() == "[]"
+
+
+def test_the_one_module_that_imports_a_framework_is_what_a_user_of_trl_imports_by_name() -> None:
+    exception = "delta_cli.integrations.trl"
+    for file in sorted((ROOT / "delta_cli").rglob("*.py")):
+        if not file.is_relative_to(ROOT / exception.replace(".", "/")):
+            imported = imports(file)
+            assert exception not in imported, file
+            assert not {name.partition(".")[0] for name in imported} & set(FRAMEWORKS) - ALLOWED, file
+
+
+def imports(file: Path) -> set[str]:
+    """The modules that a file imports anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def test_help_is_there_at_once() -> None:

@@ -1,0 +1,100 @@
+"""Token coefficients of a generation batch, over all processes, and their statistics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from delta_cli.credit import TokenCoefficients, token_coefficients
+from delta_cli.integrations.trl.scoring import CountedFeatures, Scored
+from delta_cli.recipe.models import Delta
+from delta_cli.training.metrics import describe_coefficients
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BatchCredit:
+    """What a process's B completions, of T tokens at most, are credited with."""
+
+    weights: Tensor  # [B, T] float32; 1 where a token does not count
+    coefficients: TokenCoefficients  # of the N tokens that count, flat and in order
+    counted: NDArray[np.bool_]  # [B, T]
+    advantages: Array  # [B]
+
+
+def token_mask(output: dict[str, Any]) -> Tensor:
+    """Which tokens of a generation batch the loss counts, bool [B, T]: no padding, nothing a tool wrote."""
+    mask = output["completion_mask"].bool()
+    return mask & output["tool_mask"].bool() if "tool_mask" in output else mask
+
+
+def credit(
+    output: dict[str, Any],
+    scored: Scored,
+    section: Delta,
+    accelerator: Accelerator,
+    num_generations: int,
+    rng: np.random.Generator,
+) -> BatchCredit:
+    """The coefficients of a generation batch; ``scored.features`` are closed afterwards."""
+    advantages = output["advantages"]
+    if advantages.dim() != 1:
+        raise ValueError(
+            f"DelTA makes token weights from one advantage for each completion, [B]; the trainer's are "
+            f"{list(advantages.shape)} already"
+        )
+    per_response = advantages.double().cpu().numpy()
+    counted = token_mask(output)
+    index = counted[scored.mask].nonzero()[:, 0].cpu().numpy()
+    logps = scored.logps[counted].double().cpu().numpy()
+    scale = -np.expm1(logps) if section.proxy == "output_row" else np.ones(len(logps))
+    first = accelerator.process_index * len(per_response)
+    try:
+        coefficients = token_coefficients(
+            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale),
+            per_response,
+            np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())]),
+            groups=None if section.scope == "batch" else (first + np.arange(len(per_response))) // num_generations,
+            rng=rng,
+            all_sum=lambda array: all_sum(accelerator, array),
+            **asdict(section.resolve()),
+        )
+    finally:
+        scored.features.close()
+    weights = torch.ones(counted.shape, dtype=torch.float32, device=counted.device)
+    weights[counted] = torch.from_numpy(coefficients.weights).to(weights)
+    return BatchCredit(weights, coefficients, counted.cpu().numpy(), per_response)
+
+
+def all_sum(accelerator: Accelerator, array: Array) -> Array:
+    """The sum of an array over the processes, in float64."""
+    if accelerator.num_processes == 1:
+        return array
+    tensor = torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(accelerator.device)
+    return np.asarray(accelerator.reduce(tensor, "sum").cpu().numpy())
+
+
+def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> dict[str, Any]:
+    """Statistics of the coefficients of all processes, as ``delta train`` has them, and the mean entropy."""
+    per_token = np.repeat(found.advantages, found.counted.sum(1))
+    columns = np.stack([found.coefficients.weights, found.coefficients.margins, per_token], axis=1)
+    table = torch.from_numpy(columns).float().to(accelerator.device)  # [N, 3]
+    mask = torch.from_numpy(found.counted).to(scored.entropies.device)
+    table = torch.cat([table, scored.entropies[mask].float().to(table.device)[:, None]], dim=1)
+    if accelerator.num_processes > 1:
+        table = accelerator.gather(accelerator.pad_across_processes(table, dim=0, pad_index=float("nan")))
+        table = table[~table[:, 0].isnan()]
+    weights, margins, advantages, entropies = table.double().cpu().numpy().T
+    everywhere = TokenCoefficients(weights, np.zeros_like(weights), margins, found.coefficients.degenerate)
+    return {
+        **describe_coefficients(everywhere, advantages),
+        "entropy_mean": float(entropies.mean()) if len(entropies) else None,
+        "tokens": len(weights),
+    }

@@ -1,0 +1,231 @@
+"""Token features out of the forward that scores a generation batch: TRL's own, or one like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import is_peft_model
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+from backends.interface import Floats, Proxy
+from backends.torch.features import Rows, TorchFeatures
+from backends.torch.head import Head
+from delta_cli.integrations.trl.config import DelTAArguments
+
+Forward = Callable[..., tuple[Tensor, Tensor, Any]]  # GRPOTrainer._get_per_token_logps_and_entropies, bound
+
+HEAD_CHUNK = 512  # tokens whose logits exist at a time, with a proxy that needs them
+_LOGIT_TRANSFORMS = (
+    "logit_scale",
+    "logits_scaling",
+    "final_logit_softcapping",
+    "lm_head_multiplier",
+    "output_multiplier",
+)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A generation batch of B completions, T tokens at most, under the policy that is about to be updated."""
+
+    logps: Tensor  # [B, T] at the sampling temperature
+    entropies: Tensor  # [B, T] nats
+    mask: Tensor  # [B, T] bool: tokens of which there are features, flat and in order
+    features: TorchFeatures
+
+
+class Scorer:
+    """Makes features of a trainer's completion tokens while the trainer's forward runs.
+
+    A hook on the backbone sees the hidden states that TRL's head reads, a chunk of completions at a
+    time. What does not fit into the bytes for features is made anew for each reduction.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, arguments: DelTAArguments) -> None:
+        self._trainer = trainer
+        self._proxy = Proxy(arguments.delta_proxy, arguments.delta_topk)
+        self._budgets = (arguments.delta_feature_bytes, arguments.delta_feature_host_bytes)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self._causal = model.get_base_model() if is_peft_model(model) else model
+        self._config = self._causal.config.get_text_config()
+        if self._proxy.kind != "output_row":
+            self._check_head()
+
+    def score(
+        self,
+        forward: Forward,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        tokens: int,
+        batch_size: int | None = None,
+        **inputs: Any,
+    ) -> Scored:
+        """Run ``forward`` on prompts and completions [B, P + T] and keep the features; ``tokens`` is T."""
+        mask = attention_mask[:, -tokens:].bool()
+        size = batch_size or len(input_ids)
+        chunks = [slice(first, first + size) for first in range(0, len(input_ids), size)]
+        starts = np.concatenate([[0], np.cumsum([int(mask[chunk].sum()) for chunk in chunks])])
+
+        def recompute(start: int, stop: int, reduce: Callable[[Rows], Tensor]) -> Tensor:
+            reached = [at for at in range(len(chunks)) if starts[at] < stop and starts[at + 1] > start]
+            parts = [(input_ids[chunks[at]], attention_mask[chunks[at]], int(starts[at])) for at in reached]
+            return reduce(self._again(partial(forward, model), parts, tokens, start, stop))
+
+        features = self._allocate(int(starts[-1]), inputs.get("pixel_values") is not None, recompute)
+        taken = 0
+
+        def keep(rows: Tensor) -> None:
+            nonlocal taken
+            positions = np.arange(taken, taken + len(rows))
+            taken += len(rows)
+            features.put(positions, rows)
+
+        with self._watch(input_ids[:, -tokens:], mask, keep):
+            logps, entropies, _ = forward(
+                model, input_ids, attention_mask, tokens, batch_size=batch_size, compute_entropy=True, **inputs
+            )
+        return Scored(logps, entropies, mask, features)
+
+    def _again(
+        self, forward: Forward, parts: list[tuple[Tensor, Tensor, int]], tokens: int, start: int, stop: int
+    ) -> Rows:
+        """Flat positions and rows of the tokens start:stop, by a forward of each part (ids, attention, first token)."""
+        for ids, attention, first in parts:
+            found: list[Tensor] = []
+            with self.scoring(), self._watch(ids[:, -tokens:], attention[:, -tokens:].bool(), found.append):
+                forward(ids, attention, tokens)
+            rows = torch.cat(found)
+            positions = np.arange(first, first + len(rows))
+            inside = (positions >= start) & (positions < stop)
+            yield positions[inside], rows[torch.from_numpy(inside).to(rows.device)]
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """The circumstances of TRL's own scoring forward, and random numbers as if there had been no other one."""
+        trainer = self._trainer
+        device = trainer.accelerator.device
+        devices = [device] if device.type == "cuda" else []
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices),
+            disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs),
+        ):
+            yield
+
+    @contextmanager
+    def _watch(self, targets: Tensor, mask: Tensor, keep: Callable[[Tensor], None]) -> Iterator[None]:
+        """Hand ``keep`` the feature rows of masked tokens [B, T] of every forward of the backbone inside."""
+        row, tokens = 0, mask.shape[1]
+
+        def hook(_: Any, __: Any, output: Any) -> None:
+            nonlocal row
+            hidden = output.last_hidden_state[:, -tokens - 1 : -1]  # [b, T, H] predicts the completion's tokens
+            part = slice(row, row + len(hidden))
+            row += len(hidden)
+            chosen = mask[part].to(hidden.device)
+            keep(self._rows(hidden[chosen], targets[part].to(hidden.device)[chosen]))
+
+        handle = self._causal.base_model.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
+    def _rows(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Unscaled features [n, H] of tokens ``targets`` [n] predicted from ``hidden`` [n, H]."""
+        if self._proxy.kind == "output_row":
+            return hidden.detach()
+        weight = self._causal.get_output_embeddings().weight
+        if isinstance(weight, DTensor):
+            weight = weight.full_tensor()
+        mixed = self._dtype() == torch.bfloat16 and hidden.device.type == "cuda"  # a CPU has no bf16 → float32 product
+        with maybe_gather_lm_head_ctx(weight), torch.autocast(hidden.device.type, enabled=False):
+            head = Head(weight.detach().to(hidden.device, torch.bfloat16 if mixed else torch.float32), HEAD_CHUNK)
+            found = head.statistics(
+                hidden, targets, self._trainer.temperature, entropies=False, proxy=self._proxy
+            ).directions
+        assert found is not None
+        return found
+
+    def _allocate(self, count: int, images: bool, recompute: Any) -> TorchFeatures:
+        """Room for ``count`` features, as far as the bytes on device and host go; the rest is for ``recompute``."""
+        size, dtype = self._config.hidden_size, self._dtype()
+        if count * size * dtype.itemsize > sum(self._budgets) and (reason := self._kept_whole(images)):
+            raise ValueError(
+                f"the features of {count} tokens take {count * size * dtype.itemsize} bytes, more than "
+                f"delta_feature_bytes and delta_feature_host_bytes together, and {reason}; raise one of them"
+            )
+        return TorchFeatures.allocate(count, size, dtype, self._device(), self._budgets, recompute)
+
+    def _kept_whole(self, images: bool) -> str | None:
+        """Why features cannot be computed anew, or None."""
+        if self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
+            return "with a sharded model all processes would have to compute equally many of them anew"
+        return "prompts with images are not scored a second time" if images else None
+
+    def _device(self) -> torch.device:
+        """Where features live and sums are taken in float64, which Apple's GPU does not have."""
+        device = self._trainer.accelerator.device
+        return torch.device("cpu") if device.type == "mps" else device
+
+    def _dtype(self) -> torch.dtype:
+        """Of the compute, in which features are kept."""
+        mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return mixed.get(self._trainer.accelerator.mixed_precision, self._causal.dtype)
+
+    def _check_head(self) -> None:
+        """Raise ValueError where the head is more than a matrix, which the hidden_* proxies take it for."""
+        head = self._causal.get_output_embeddings()
+        found = [name for name in _LOGIT_TRANSFORMS if getattr(self._config, name, None) not in (None, 1)]
+        if getattr(head, "bias", None) is not None:
+            found.append("a bias of the head")
+        if found:
+            raise ValueError(
+                f"delta_proxy '{self._proxy.kind}' does not know this model's logits ({found[0]}); "
+                "set delta_proxy='output_row'"
+            )
+
+
+class CountedFeatures:
+    """Of the features of all completion tokens those of N that count, each times its factor.
+
+    ``index`` [N] ascending says where they are; a token that a tool wrote is not among them.
+    """
+
+    def __init__(self, rows: TorchFeatures, total: int, index: NDArray[np.int64], scale: Floats) -> None:
+        self._rows, self._total, self._index, self._scale = rows, total, index, scale
+
+    def weighted_sum(self, weights: Floats) -> Floats:
+        """Σ_t weights[s, t]·v_t, float64 [S, H], for weights [S, N]."""
+        everywhere = np.zeros((len(weights), self._total))
+        everywhere[:, self._index] = weights * self._scale
+        return np.asarray(self._rows.weighted_sum(everywhere))
+
+    def project(self, direction: Floats) -> Floats:
+        """⟨v_t, direction⟩, float64 [N]."""
+        return np.asarray(self._rows.project(direction))[self._index] * self._scale
+
+    def squared_norms(self) -> Floats:
+        """‖v_t‖², float64 [N]."""
+        return np.asarray(self._rows.squared_norms())[self._index] * self._scale**2
+
+    def slice(self, start: int, stop: int) -> CountedFeatures:
+        """The features of tokens start:stop; shares the memory."""
+        if start == stop:
+            return CountedFeatures(self._rows.slice(0, 0), 0, self._index[:0], self._scale[:0])
+        first, last = int(self._index[start]), int(self._index[stop - 1]) + 1
+        index = self._index[start:stop] - first
+        return CountedFeatures(self._rows.slice(first, last), last - first, index, self._scale[start:stop])

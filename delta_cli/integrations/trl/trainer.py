@@ -1,0 +1,187 @@
+"""GRPOTrainer with DelTA: the advantages of a generation batch become advantages of its tokens, and no more changes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
+
+from delta_cli.integrations.trl.config import arguments_of, check_loss
+from delta_cli.integrations.trl.credit import credit, statistics
+from delta_cli.integrations.trl.records import Graded, Recorder, most_amplified
+from delta_cli.integrations.trl.scoring import Scored, Scorer
+from delta_cli.training.seeds import generator
+
+_Base: Any = object  # Any, because the mixin's methods are overrides of a trainer that comes after it
+
+COLUMN = "most amplified token"  # of the completions table
+
+# What a batch with images brings to the forward, besides ids and masks.
+_MULTIMODAL = (
+    "pixel_values",
+    "image_grid_thw",
+    "num_images",
+    "pixel_attention_mask",
+    "spatial_shapes",
+    "num_tiles",
+    "image_sizes",
+    "token_type_ids",
+    "mm_token_type_ids",
+    "image_position_ids",
+)
+
+
+class DelTAMixin(_Base):
+    """Adds token credit to a GRPOTrainer: put it before the trainer among the bases, or call :func:`with_delta`.
+
+    A completion's advantage A [B] becomes A times its tokens' coefficients, [B, T], which TRL's loss
+    takes as it is. Evaluation keeps TRL's advantages.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_loss(self.args)
+        arguments = arguments_of(self.args)
+        self._delta_section = arguments.delta_section()
+        self._delta_check_groups()
+        self._delta_scorer = Scorer(self, arguments)
+        self._delta_recorder = Recorder(self, arguments)
+        self._delta_watching = False  # whether the policy's next scoring forward is TRL's for this batch
+        self._delta_scored: Scored | None = None
+        self._delta_graded: Graded | None = None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's generation batch, with advantages [B, T]."""
+        training = self.model.training
+        self._delta_watching = training and self._delta_trl_scores()
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            if not training:
+                self._delta_log_column([None] * len(inputs))
+                return output
+            with profiling_context(self, "DelTA"):
+                self._delta_credit(output, len(inputs))
+        finally:
+            self._delta_watching, self._delta_scored, self._delta_graded = False, None, None
+        return output
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        **inputs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """TRL's forward; the one that scores a generation batch under the policy is watched for features."""
+        forward = super()._get_per_token_logps_and_entropies
+        if not (self._delta_watching and model is self.model):
+            return forward(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                **inputs,
+            )
+        self._delta_watching = False  # the next one may be the reference's
+        found = self._delta_scorer.score(
+            forward, model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **inputs
+        )
+        self._delta_scored = found
+        return found.logps, found.entropies if compute_entropy else None, None
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
+    ) -> Tensor:
+        """TRL's rewards, kept for the records."""
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        total[rewards.isnan().all(dim=1)] = torch.nan
+        self._delta_graded = Graded(inputs, completion_ids_list, total)
+        return rewards
+
+    def _delta_credit(self, output: dict[str, Any], rows: int) -> None:
+        """Turn the batch's advantages into those of its tokens, and say what came out."""
+        begun = time.perf_counter()
+        scored = self._delta_scored
+        if scored is None or output.get("old_per_token_logps") is not scored.logps:
+            scored = self._delta_score(output)
+        rng = generator(self.args.seed, self.state.global_step, "coefficients")
+        found = credit(output, scored, self._delta_section, self.accelerator, self.num_generations, rng)
+        output["advantages"] = output["advantages"].unsqueeze(1) * found.weights
+        seconds = time.perf_counter() - begun
+
+        numbers = statistics(found, scored, self.accelerator)
+        for name, value in numbers.items():
+            if name == "degenerate":
+                self._metrics["train"]["delta/degenerate"].append(float(value is not None))
+            elif name.startswith(("coefficient", "margin")) and value is not None:
+                self._metrics["train"][f"delta/{name}"].append(value)
+        column = most_amplified(self._tokenizer, output["completion_ids"], found) if self.log_completions else []
+        self._delta_log_column(column if len(column) == rows else [None] * rows)
+        if self._delta_graded is not None:
+            self._delta_recorder.record(output, self._delta_graded, scored, found, numbers, seconds)
+
+    def _delta_score(self, output: dict[str, Any]) -> Scored:
+        """The forward that TRL did not make, with its inputs."""
+        with self._delta_scorer.scoring():
+            return self._delta_scorer.score(
+                super()._get_per_token_logps_and_entropies,
+                self.model,
+                torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                output["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+                **{name: output[name] for name in _MULTIMODAL if name in output},
+            )
+
+    def _delta_trl_scores(self) -> bool:
+        """Whether TRL computes log-probabilities of the generation batch itself."""
+        aligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
+        return not aligned or (self.use_vllm and self.vllm_importance_sampling_correction)
+
+    def _delta_log_column(self, values: list[str | None]) -> None:
+        """A column of the completions table; evaluations fill it too, since all columns are of one length."""
+        if self.log_completions:
+            self._logs["extra"][COLUMN].extend(gather_object(values))
+
+    def _delta_check_groups(self) -> None:
+        """Raise ValueError where groups are to be contrasted by themselves and lie on several processes."""
+        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if self._delta_section.scope == "group" and self.accelerator.num_processes > 1 and rows % self.num_generations:
+            raise ValueError(
+                f"delta_scope 'group' needs whole groups on each process, and {rows} completions of a process are no "
+                f"multiple of num_generations {self.num_generations}; change one of them, or set delta_scope='batch'"
+            )
+
+
+class DelTATrainer(DelTAMixin, GRPOTrainer):
+    """GRPOTrainer with DelTA token credit; its options are those of DelTAConfig."""
+
+    _tag_names: ClassVar[list[str]] = [*GRPOTrainer._tag_names, "delta"]
+
+
+def with_delta(trainer: type[GRPOTrainer]) -> type[GRPOTrainer]:
+    """A trainer class with token credit, from one of your own; DelTAArguments among its arguments set the options.
+
+    Raises TypeError for a class that is no GRPOTrainer.
+    """
+    if not issubclass(trainer, GRPOTrainer):
+        raise TypeError(f"with_delta needs a subclass of TRL's GRPOTrainer, not {trainer.__name__}")
+    if issubclass(trainer, DelTAMixin):
+        return trainer
+    names = {
+        "__module__": trainer.__module__,
+        "__doc__": f"{trainer.__name__} with DelTA token credit.",
+        "_tag_names": [*trainer._tag_names, "delta"],
+    }
+    return type(f"DelTA{trainer.__name__}", (DelTAMixin, trainer), names)

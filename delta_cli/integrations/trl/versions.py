@@ -1,0 +1,23 @@
+"""Which versions of TRL the plug-in was written and tested against."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+LOW, HIGH = (1, 16), (1, 17)  # from LOW on, below HIGH; the extra ``trl`` in pyproject.toml says the same
+INSTALL = "run: pip install 'delta-rlvr[trl]'"
+
+
+def check_trl() -> None:
+    """Raise ImportError where TRL is missing or of a version whose private methods may be others."""
+    wanted = f"trl>={'.'.join(map(str, LOW))},<{'.'.join(map(str, HIGH))}"
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        raise ImportError(f"delta_cli.integrations.trl needs {wanted}, which is not installed; {INSTALL}") from None
+    release = tuple(int(part) for part in found.split(".")[:2])
+    if not LOW <= release < HIGH:
+        raise ImportError(
+            f"delta_cli.integrations.trl needs {wanted}, not {found}: it overrides methods that change between "
+            f"minor versions; {INSTALL}"
+        )
