@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,15 @@ def credit(
     logps = scored.logps[counted].double().cpu().numpy()
     scale = -np.expm1(logps) if section.proxy == "output_row" else np.ones(len(logps))
     first = accelerator.process_index * len(per_response)
+    add = partial(all_sum, accelerator)
     try:
         coefficients = token_coefficients(
-            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale),
+            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale, add),
             per_response,
             np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())]),
             groups=None if section.scope == "batch" else (first + np.arange(len(per_response))) // num_generations,
             rng=rng,
-            all_sum=lambda array: all_sum(accelerator, array),
+            all_sum=add,
             **asdict(section.resolve()),
         )
     finally:
