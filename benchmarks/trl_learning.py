@@ -1,6 +1,7 @@
 """Does GRPO with DelTA learn in TRL as ``delta train`` does? The embedded task, several seeds, both the same settings.
 
-    python benchmarks/trl_learning.py --seeds 3 --out benchmarks/results/trl_learning.json
+    python benchmarks/trl_learning.py --seeds 3
+    python benchmarks/trl_learning.py --way "TRL with DelTA" --out learning.json
 
 A step is 32 prompts × 16 responses and four updates on them. Both start from the tiny model, with the
 quickstart's settings; TRL's loss is dapo with both clips (``delta=10`` is its dual clip). They draw
@@ -62,7 +63,7 @@ def with_trl(seed: int, steps: int, folder: Path, shuffle: bool = True) -> tuple
 WAYS = {
     "delta train": with_delta_train,
     "TRL with DelTA": with_trl,
-    "the same, prompts together": partial(with_trl, shuffle=False),
+    "TRL, prompts together": partial(with_trl, shuffle=False),
 }
 
 
@@ -99,18 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this; may be given several times")
     parser.add_argument("--out")
     given = parser.parse_args()
     rows = []
     with TemporaryDirectory() as scratch:
         before = accuracy("tiny-base", Path(scratch) / "before")
         for seed in range(given.seeds):
-            for way in WAYS:
+            for way in given.way or WAYS:
                 rows.append(one(way, seed, given.steps, Path(scratch)))
                 print(rows[-1], flush=True)
     found = {
         way: {name: interval([row[name] for row in rows if row["way"] == way]) for name in ("last quarter", "after")}
-        for way in WAYS
+        for way in given.way or WAYS
     }
     show(
         f"{given.steps} steps, {given.seeds} seeds; accuracy before: {before:.3f}",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_HOST = 1  # kDLCPU of DLPack
 
 
 def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -21,6 +24,25 @@ def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[NDArray[np.f
     if not np.all(np.isfinite(advantages)):
         raise ValueError(f"advantage of response {np.argmin(np.isfinite(advantages))} is not a finite number")
     return advantages, starts
+
+
+def as_numpy(array: Any, name: str) -> NDArray[Any]:
+    """An array of any library as numpy's, through DLPack and without a copy where it lies in host memory.
+
+    Raises ValueError with the way out where it lies on a device, or in a type that numpy does not have.
+    """
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return np.asarray(array)
+    if array.__dlpack_device__()[0] != _HOST:
+        raise ValueError(
+            f"{name} are on a device; give features of your own that reduce them there (docs/trainer.md), or a copy "
+            "in host memory"
+        )
+    array = array.detach() if hasattr(array, "detach") else array
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{name} are {array.dtype}, which numpy does not have; convert them to float32") from error
 
 
 def check_choices(record: object, choices: Mapping[str, Sequence[str]]) -> None:

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from delta_cli.credit.checks import as_numpy
+
 Array = NDArray[np.floating]
 
 _CHUNK_BYTES = 2**20  # of float64: a chunk stays in one core's cache, and below what BLAS would wake threads for
@@ -75,13 +77,13 @@ class DenseFeatures:
 
 
 def output_row_features(hidden: ArrayLike, logprobs: ArrayLike) -> DenseFeatures:
-    """The default proxy v = (1 − p)·h (method, section 2.1), from numpy arrays.
+    """The default proxy v = (1 − p)·h (method, section 2.1), from arrays of numpy or of any library that has DLPack.
 
     ``hidden`` [N, H] is the input of the LM head at the position that predicts each token, any
-    float type; ``logprobs`` [N] are the tokens' log-probabilities. Raises ValueError where the
-    shapes do not fit.
+    float type that numpy has; ``logprobs`` [N] are the tokens' log-probabilities. A torch tensor in host
+    memory is not copied. Raises ValueError where the shapes do not fit or an array cannot be read.
     """
-    hidden, logprobs = np.asarray(hidden), np.asarray(logprobs, np.float64)
+    hidden, logprobs = as_numpy(hidden, "hidden"), np.asarray(as_numpy(logprobs, "logprobs"), np.float64)
     if hidden.ndim != 2 or logprobs.shape != hidden.shape[:1]:
         raise ValueError(f"hidden must be [N, H] and logprobs [N]; got {list(hidden.shape)} and {list(logprobs.shape)}")
     return DenseFeatures(hidden, -np.expm1(logprobs))

@@ -24,6 +24,7 @@ NEEDS = {
     "tutorial.md": ("torch", "transformers"),
     "mac.md": ("mlx", "mlx_lm"),
     "trainer.md": ("torch",),
+    "trl.md": ("trl",),
 }
 PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 KEYS = {key.name for key in key_reference()}
