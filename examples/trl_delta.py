@@ -1,7 +1,7 @@
 """GRPO with TRL and DelTA's token credit, on the tiny model that ships with delta: an ordinary TRL script.
 
     python examples/trl_delta.py
-    accelerate launch --cpu --num_processes 2 examples/trl_delta.py --per_device_train_batch_size 64
+    torchrun --nproc-per-node 2 examples/trl_delta.py --per_device_train_batch_size 64
 
 Three lines differ from a script without the credit; they are marked. Every argument of TRL's GRPOConfig
 works on the command line, and so do the credit's own, which begin with ``--delta_``.

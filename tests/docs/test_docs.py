@@ -29,8 +29,12 @@ NEEDS = {
 PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
+MARKS = {
+    "tutorial.md": (pytest.mark.slow,),
+    "trl.md": tuple(pytest.mark.filterwarnings(f"ignore:::{name}") for name in ("trl", "transformers", "torch")),
+}
 RUN = [
-    pytest.param(path, marks=pytest.mark.slow if path.name == "tutorial.md" else ())
+    pytest.param(path, marks=MARKS.get(path.name, ()))
     for path in DOCS
     if any(block.language in ("console", "python") for block in blocks(path))
 ]
