@@ -78,7 +78,10 @@ def pad(values: torch.Tensor, width: int, left: bool) -> torch.Tensor:
     return torch.nn.functional.pad(values, (missing, 0) if left else (0, missing))
 
 
-OPTIONS: dict[str, dict[str, Any]] = {"exact": {"proxy": "hidden_exact", "drawn_at": 0.8}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "exact": {"proxy": "hidden_exact", "drawn_at": 0.8},
+    "top": {"weighting": "top", "share": 0.3},
+}
 
 
 @pytest.mark.slow
@@ -86,12 +89,12 @@ OPTIONS: dict[str, dict[str, Any]] = {"exact": {"proxy": "hidden_exact", "drawn_
 def test_coefficients_are_those_of_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
     found = joined(name, ranks)
     assert all(rank["credit"][name][0]["advantages"].count_nonzero() for rank in ranks)
-    groups = {"groups": np.arange(len(found.weights)) // 4} if name == "groups" else {}
+    groups = {"groups": np.arange(len(found.weights)) // 4} if name.startswith("groups") else {}
     expected = slow(found, **OPTIONS.get(name, {}), **groups)
     np.testing.assert_allclose(found.flat, expected, rtol=0, atol=1e-5 if name == "exact" else 2e-6)
     assert found.flat.std() > 0.01
-    if name != "groups":
-        alone = slow(half(found))
+    if name not in ("groups", "top"):
+        alone = slow(half(found), **OPTIONS.get(name, {}))
         assert np.abs(alone - found.flat[: len(alone)]).max() > 1e-3  # a process by itself would say otherwise
 
 
@@ -113,10 +116,3 @@ def test_logs_and_records_are_of_both(folder: Path, ranks: list[dict[str, Any]])
     flat = np.concatenate([response.coefficients for response in responses])
     np.testing.assert_allclose(flat, found.flat, rtol=0, atol=1e-6)
     assert run.metrics[0]["response_length_mean"] == pytest.approx(len(flat) / 20)
-
-
-@pytest.mark.slow
-def test_groups_that_straddle_are_refused_with_the_reason(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert "needs whole groups on each process, and 6 completions" in rank["refused"]
-        assert "set delta_scope='batch'" in rank["refused"]

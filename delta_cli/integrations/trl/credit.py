@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -56,16 +56,16 @@ def credit(
     index = counted[scored.mask].nonzero()[:, 0].cpu().numpy()
     logps = scored.logps[counted].double().cpu().numpy()
     scale = -np.expm1(logps) if section.proxy == "output_row" else np.ones(len(logps))
-    first = accelerator.process_index * len(per_response)
-    add = partial(all_sum, accelerator)
+    rows = accelerator.process_index * len(per_response) + np.arange(len(per_response))
     try:
         coefficients = token_coefficients(
-            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale, add),
+            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale),
             per_response,
             np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())]),
-            groups=None if section.scope == "batch" else (first + np.arange(len(per_response))) // num_generations,
+            groups=None if section.scope == "batch" else rows // num_generations,
             rng=rng,
-            all_sum=add,
+            ranks=Processes(accelerator),
+            rows=rows,
             **asdict(section.resolve()),
         )
     finally:
@@ -75,12 +75,25 @@ def credit(
     return BatchCredit(weights, coefficients, counted.cpu().numpy(), per_response)
 
 
-def all_sum(accelerator: Accelerator, array: Array) -> Array:
-    """The sum of an array over the processes, in float64."""
-    if accelerator.num_processes == 1:
-        return array
-    tensor = torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(accelerator.device)
-    return np.asarray(accelerator.reduce(tensor, "sum").cpu().numpy())
+class Processes:
+    """Those of an accelerator, as the core asks for them."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self._accelerator.num_processes)
+
+    def sum(self, array: Array) -> Array:
+        """The sum over processes of arrays of one shape, in float64."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(self._accelerator.device)
+        return np.asarray(self._accelerator.reduce(tensor, "sum").cpu().numpy())
+
+    def gather(self, item: Any) -> list[Any]:
+        """What every process handed in, in their order."""
+        return list(gather_object([item]))
 
 
 def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 from backends.interface import Floats, Proxy
 from backends.torch.features import Rows, TorchFeatures
 from backends.torch.head import Head
-from delta_cli.credit.coefficients import AllSum
 from delta_cli.integrations.trl.config import DelTAArguments
 
 Forward = Callable[..., tuple[Tensor, Tensor, Any]]  # GRPOTrainer._get_per_token_logps_and_entropies, bound
@@ -157,7 +156,7 @@ class Scorer:
             head = Head(weight.detach().to(hidden.device, torch.bfloat16 if mixed else torch.float32), HEAD_CHUNK)
             found = head.statistics(
                 hidden, targets, self._trainer.temperature, entropies=False, proxy=self._proxy
-            ).directions
+            ).hidden_gradients
         assert found is not None
         return found
 
@@ -204,19 +203,16 @@ class CountedFeatures:
     """Of the features of all completion tokens those of N that count, each times its factor.
 
     ``index`` [N] ascending says where they are; a token that a tool wrote is not among them.
-    ``all_sum`` adds a weighted sum over the processes, of which each has its own tokens.
     """
 
-    def __init__(
-        self, rows: TorchFeatures, total: int, index: NDArray[np.int64], scale: Floats, all_sum: AllSum
-    ) -> None:
-        self._rows, self._total, self._index, self._scale, self._all_sum = rows, total, index, scale, all_sum
+    def __init__(self, rows: TorchFeatures, total: int, index: NDArray[np.int64], scale: Floats) -> None:
+        self._rows, self._total, self._index, self._scale = rows, total, index, scale
 
     def weighted_sum(self, weights: Floats) -> Floats:
-        """Σ_t weights[s, t]·v_t over the tokens of all processes, float64 [S, H], for weights [S, N]."""
+        """Σ_t weights[s, t]·v_t, float64 [S, H], for weights [S, N]."""
         everywhere = np.zeros((len(weights), self._total))
         everywhere[:, self._index] = weights * self._scale
-        return self._all_sum(np.asarray(self._rows.weighted_sum(everywhere), np.float64))
+        return np.asarray(self._rows.weighted_sum(everywhere))
 
     def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩, float64 [N]."""
@@ -227,14 +223,9 @@ class CountedFeatures:
         return np.asarray(self._rows.squared_norms())[self._index] * self._scale**2
 
     def slice(self, start: int, stop: int) -> CountedFeatures:
-        """The features of tokens start:stop, a contrast of their own; shares the memory."""
+        """The features of tokens start:stop; shares the memory."""
         if start == stop:
-            return CountedFeatures(self._rows.slice(0, 0), 0, self._index[:0], self._scale[:0], _own)
+            return CountedFeatures(self._rows.slice(0, 0), 0, self._index[:0], self._scale[:0])
         first, last = int(self._index[start]), int(self._index[stop - 1]) + 1
         index = self._index[start:stop] - first
-        return CountedFeatures(self._rows.slice(first, last), last - first, index, self._scale[start:stop], _own)
-
-
-def _own(array: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum over one process."""
-    return array
+        return CountedFeatures(self._rows.slice(first, last), last - first, index, self._scale[start:stop])

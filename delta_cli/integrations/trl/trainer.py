@@ -48,7 +48,6 @@ class DelTAMixin(_Base):
         check_loss(self.args)
         arguments = arguments_of(self.args)
         self._delta_section = arguments.delta_section()
-        self._delta_check_groups()
         self._delta_scorer = Scorer(self, arguments)
         self._delta_recorder = Recorder(self, arguments)
         self._delta_watching = False  # whether the policy's next scoring forward is TRL's for this batch
@@ -153,15 +152,6 @@ class DelTAMixin(_Base):
         """A column of the completions table; evaluations fill it too, since all columns are of one length."""
         if self.log_completions:
             self._logs["extra"][COLUMN].extend(gather_object(values))
-
-    def _delta_check_groups(self) -> None:
-        """Raise ValueError where groups are to be contrasted by themselves and lie on several processes."""
-        rows = self.args.per_device_train_batch_size * self.args.steps_per_generation
-        if self._delta_section.scope == "group" and self.accelerator.num_processes > 1 and rows % self.num_generations:
-            raise ValueError(
-                f"delta_scope 'group' needs whole groups on each process, and {rows} completions of a process are no "
-                f"multiple of num_generations {self.num_generations}; change one of them, or set delta_scope='batch'"
-            )
 
 
 class DelTATrainer(DelTAMixin, GRPOTrainer):
