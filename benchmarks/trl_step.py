@@ -10,7 +10,8 @@ same reward; see step.py. A step is a generation batch with its updates:
 - ``TRL does not``: one update on it, by accumulation, so DelTA makes the forward itself.
 
 Seconds are of the processor (all threads of the process; only one trainer works at a time), so that
-other work on the machine counts less; the ratio is the median over rounds.
+other work on the machine counts less; the ratio is the median over rounds. ``inside`` is the share of
+the step that is spent in DelTA's own code, clocked there: on a busy machine it says more than the ratio.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from workload import Workload
 
-from delta_cli.integrations.trl import with_delta
+from backends.torch.features import TorchFeatures
+from delta_cli.integrations.trl import DelTAMixin, with_delta
+from delta_cli.integrations.trl.scoring import Scorer
 
 MODES = {"TRL scores": (1, 4), "TRL does not": (4, 4)}  # gradient_accumulation_steps, steps_per_generation
 
@@ -42,19 +45,45 @@ class Turn:
 
     def __init__(self, batches: int) -> None:
         self.go, self.other = threading.Semaphore(0), self
-        self.batches, self.seconds = batches, list[float]()
+        self.batches, self.seconds, self.inside = batches, list[float](), list[float]()
 
     def wait(self) -> None:
         """Until the other's generation batch is done; then the clock starts."""
         self.go.acquire()
-        self.started = time.process_time()
+        self.started, INSIDE.seconds = time.process_time(), 0.0
 
     def done(self) -> None:
         """A generation batch is done: the other's turn."""
         self.seconds.append(time.process_time() - self.started)
+        self.inside.append(INSIDE.seconds / self.seconds[-1])
         self.other.go.release()
         if len(self.seconds) < self.batches:
             self.wait()
+
+
+class Inside:
+    """Seconds of the processor inside some methods, the outermost of them at a time."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth = 0.0, 0
+
+    def clock(self, owner: Any, name: str) -> None:
+        """Have ``owner.name`` clocked from now on."""
+        method = getattr(owner, name)
+
+        def clocked(*args: Any, **kwargs: Any) -> Any:
+            begun, self._depth = time.process_time(), self._depth + 1
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds += time.process_time() - begun
+
+        setattr(owner, name, clocked)
+
+
+INSIDE = Inside()
 
 
 class Batches(TrainerCallback):  # type: ignore[misc]
@@ -110,6 +139,7 @@ def measure(mode: str, workload: Workload, rounds: int) -> dict[str, Any]:
     return {
         "seconds": {kind: statistics.median(values) for kind, values in seconds.items()},
         "ratio": median_ratio(seconds["DelTA"], seconds["TRL"]),
+        "inside": statistics.median(turns["DelTA"].inside[1:]),
         "rounds": seconds,
         "feature_bytes": int(workload.lengths.sum()) * workload.hidden * 4,
     }
@@ -124,6 +154,9 @@ def main() -> None:
     parser.add_argument("--out")
     args = parser.parse_args()
     workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    INSIDE.clock(DelTAMixin, "_delta_credit")
+    INSIDE.clock(Scorer, "_rows")
+    INSIDE.clock(TorchFeatures, "put")
     results = {mode: measure(mode, workload, args.rounds) for mode in MODES}
     show(
         "a generation batch of TRL's GRPOTrainer and its updates",
@@ -132,7 +165,8 @@ def main() -> None:
                 "": mode,
                 "TRL (s)": f"{row['seconds']['TRL']:.2f}",
                 "with DelTA (s)": f"{row['seconds']['DelTA']:.2f}",
-                "ratio": f"{row['ratio']:.4f}",
+                "ratio": f"{row['ratio']:.3f}",
+                "inside (%)": f"{100 * row['inside']:.2f}",
                 "features (MB)": f"{row['feature_bytes'] / 1e6:.1f}",
             }
             for mode, row in results.items()
