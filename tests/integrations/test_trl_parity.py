@@ -30,12 +30,14 @@ def right_in_talk(completions: list[Any], answer: list[str], **_: Any) -> list[f
 
 
 def both(folder: Path, train: dict[str, Any] | None = None, **arguments: Any) -> tuple[Any, Any]:
-    """A run of TRL's trainer and one of ours with coefficients 1, from the same model and seed."""
+    """A run of TRL's trainer and one of ours, with coefficients 1 unless told otherwise, from one model and seed."""
     runs = []
     for name, trainer, config in (("trl", GRPOTrainer, GRPOConfig), ("delta", DelTATrainer, DelTAConfig)):
-        ours = ONES if config is DelTAConfig else {}
+        credit = {name: arguments[name] for name in arguments if name.startswith("delta_")}
+        ours = (credit or ONES) if config is DelTAConfig else {}
         given = {"reward_funcs": right, "train_dataset": questions(), **(train or {})}
-        args = config(**settings(folder / name, **arguments), **ours)
+        plain = {name: value for name, value in arguments.items() if name not in credit}
+        args = config(**settings(folder / name, **plain), **ours)
         run = trainer(model(), args=args, processing_class=tokenizer(), **given)
         run.train()
         runs.append(run)
@@ -94,12 +96,16 @@ def test_conversations(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
-    changes = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "log_completions": True}
-    trl, delta = both(tmp_path, {"eval_dataset": questions(4, seed=1)}, **changes)
+    """With the paper's coefficients too: an evaluation before the first update has TRL's loss."""
+    changes = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "per_device_eval_batch_size": 8}
+    train = {"eval_dataset": questions(4, seed=1)}
+    trl, delta = both(tmp_path / "ones", train, **changes, log_completions=True)
     assert_equal(trl, delta)
-    evaluated = [[h["eval_loss"] for h in run.state.log_history if "eval_loss" in h] for run in (trl, delta)]
+    _, paper = both(tmp_path / "paper", train, **changes, delta_lambda_max=1.5)
+    evaluated = [[h["eval_loss"] for h in run.state.log_history if "eval_loss" in h] for run in (trl, delta, paper)]
     assert evaluated[0] == evaluated[1]
-    assert evaluated[0]
+    assert evaluated[0][0] == evaluated[2][0]
+    assert len(evaluated[0]) == 3
 
 
 def test_coefficients_change_what_is_learned(tmp_path: Path) -> None:
