@@ -11,7 +11,8 @@ same reward; see step.py. A step is a generation batch with its updates:
 
 Seconds are of the processor (all threads of the process; only one trainer works at a time), so that
 other work on the machine counts less; the ratio is the median over rounds. ``inside`` is the share of
-the step that is spent in DelTA's own code, clocked there: on a busy machine it says more than the ratio.
+the step that is spent in DelTA's own code, clocked there, and the number to read: two plain trainers in
+turns do not measure a ratio of 1 (1.12 on a busy machine, where the second in turn was the slower).
 """
 
 from __future__ import annotations
