@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,30 +14,25 @@ from delta_cli.cli.options import BackendOption
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from backends.interface import BackendSettings
     from delta_cli.evaluation.evaluate import Benchmark
-    from delta_cli.evaluation.results import EvaluationSettings
+    from delta_cli.evaluation.results import Evaluation, EvaluationSettings
+    from delta_cli.evaluation.subject import Subject
     from delta_cli.recipe import Recipe
     from delta_cli.rewards.grader import Grader
 
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(help="Of a run: best, last or a step; without it, last.", show_default=False),
+]
 SuiteOption = Annotated[
     str | None, typer.Option(help="A shipped suite, or the path of a suite's .toml.", show_default=False)
 ]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is evaluated: a model, or a run with its recipe and the checkpoint it has got to."""
-
-    name: str
-    settings: BackendSettings
-    recipe: Recipe | None = None
-    checkpoint: Path | None = None  # of a run whose model is not exported yet
-
-
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, hub name, tiny-base, or a run.")],
+    checkpoint: CheckpointOption = None,
     suite: SuiteOption = None,
     data: Annotated[str | None, typer.Option(help="A data file with question and answer.", show_default=False)] = None,
     samples: Annotated[int | None, typer.Option(help="Responses for each problem.", show_default=False)] = None,
@@ -57,15 +51,22 @@ def evaluate(
     backend: BackendOption = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print evaluation.json instead of a table.")] = False,
 ) -> None:
     """Evaluate a model or a run: avg@k, pass@k and maj@k with intervals; written as JSON too.
 
     A run without --suite or --data is evaluated on the problems it held out. A suite brings its own
-    verifier; without one, a run's responses are judged by the reward it was trained with.
+    verifier; without one, a run's responses are judged by the reward it was trained with. Evaluations
+    of other steps, limits and settings have folders of their own.
     """
+    from rich.console import Console
+
+    from delta_cli.evaluation.subject import find_subject
+    from delta_cli.evaluation.tables import render
+
     if suite and data:
         raise UserError("--suite and --data: give one of them")
-    subject = find_subject(model)
+    subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))
     changes = {
         "samples": samples,
         "temperature": temperature,
@@ -75,9 +76,15 @@ def evaluate(
         "seed": seed,
     }
     name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
-    folder = out or _folder_of(subject, model) / name
     grader = _grader(subject, suite, settings, allow_unsandboxed)
-    _run(subject, backend, name, settings, benchmarks, grader, folder, quiet)
+    place = out or _folder_of(subject, model) / _title(name, subject, limit)
+    found, folder = _run(subject, backend, name, settings, benchmarks, limit, grader, place, out is None, quiet or json)
+    if json:
+        typer.echo(found.model_dump_json(indent=1))
+        return
+    console = Console()
+    console.print(render(found))
+    console.print(f"written to {folder / 'evaluation.json'}", highlight=False)
 
 
 @app.command()
@@ -98,29 +105,6 @@ def compare(
         typer.echo(result.model_dump_json(indent=2))
     else:
         Console().print(render_comparison(result))
-
-
-def find_subject(name: str) -> Subject:
-    """The model or run of that name; raises UserError for a run that has saved nothing yet."""
-    from backends.interface import BackendSettings
-    from delta_cli.assets import model_path
-    from delta_cli.recipe import load_recipe
-    from delta_cli.training import checkpoint
-    from delta_cli.training.run_folder import RunFolder
-    from delta_cli.training.setup import backend_settings
-
-    run = RunFolder(Path(name))
-    if not run.started:
-        return Subject(name, BackendSettings(model=model_path(name)))
-    recipe = load_recipe(run.recipe)
-    if (run.model / "config.json").is_file():
-        return Subject(str(run.model), BackendSettings(model=str(run.model)), recipe)
-    found, damaged = checkpoint.find(run.checkpoints)
-    for line in damaged:
-        typer.echo(line, err=True)
-    if found is None:
-        raise UserError(f"{name}: this run has neither a model nor a checkpoint yet; wait, or evaluate its base model")
-    return Subject(str(found), backend_settings(recipe), recipe, found)
 
 
 def _benchmarks(
@@ -179,22 +163,29 @@ def _folder_of(subject: Subject, model: str) -> Path:
     return Path("evaluations") / Path(model).name
 
 
+def _title(name: str, subject: Subject, limit: int | None) -> str:
+    """A folder's name that says what is measured; other settings get a number behind it."""
+    step = f"-step{subject.step}" if subject.recipe is not None and subject.step is not None else ""
+    return name + step + (f"-limit{limit}" if limit is not None else "")
+
+
 def _run(
     subject: Subject,
     backend_name: str,
     name: str,
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],
+    limit: int | None,
     grader: Grader,
-    folder: Path,
+    place: Path,
+    numbered: bool,
     quiet: bool,
-) -> None:
-    from rich.console import Console
-
+) -> tuple[Evaluation, Path]:
+    """The evaluation and its folder: ``place``, or where ``numbered`` the first of place, place-2, … that is free."""
     from backends import registry
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
-    from delta_cli.evaluation.tables import render
+    from delta_cli.evaluation.evaluate import own_folder
     from delta_cli.reporting.progress import evaluation_progress
     from delta_cli.rewards.responses import RolloutWorker
 
@@ -203,8 +194,10 @@ def _run(
         tokenizer = Tokenizer.load(subject.settings.model)
         engine = registry.create(backend_name, subject.settings)
         stack.callback(engine.close)
-        if subject.checkpoint is not None:
-            engine.load(subject.checkpoint)
+        subject.load_into(engine)
+        folder = next(own_folder(place, subject.weights, engine.name, settings, benchmarks))
+        if folder != place and not numbered:
+            raise UserError(f"{place}: holds the evaluation of something else; choose another folder with --out")
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
             RolloutWorker(engine, tokenizer, grader, settings.template),
@@ -214,8 +207,9 @@ def _run(
             backend=engine.name,
             suite=name,
             folder=folder,
+            weights=subject.weights,
+            step=subject.step,
+            limit=limit,
             progress=progress,
         )
-    console = Console()
-    console.print(render(evaluation))
-    console.print(f"written to {folder / 'evaluation.json'}", highlight=False)
+    return evaluation, folder

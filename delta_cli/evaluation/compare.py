@@ -58,15 +58,15 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         statistics.suite_scores([pair.second for pair in pairs]),
     )
     return Comparison(
-        first=first.model,
-        second=second.model,
+        first=first.label,
+        second=second.label,
         suite=first.suite,
         settings=first.settings,
         benchmarks=tuple(rows),
         average=_average(rows, pairs, first.settings.samples),
         unshared=every - sum(row.questions for row in rows),
         test=test,
-        statement=_statement(test, first.model, second.model),
+        statement=_statement(test, first.label, second.label),
     )
 
 
@@ -90,7 +90,7 @@ def _require_alike(first: Evaluation, second: Evaluation) -> None:
     differences += [f"only one has benchmark '{name}'" for name in sorted(names[0] ^ names[1])]
     if differences:
         raise UserError(
-            f"{first.model} and {second.model} were not evaluated alike: {'; '.join(differences)}; "
+            f"{first.label} and {second.label} were not evaluated alike: {'; '.join(differences)}; "
             "evaluate both with the same suite and settings"
         )
 

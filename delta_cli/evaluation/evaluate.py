@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,16 +49,21 @@ def evaluate(
     backend: str,
     suite: str,
     folder: Path,
+    weights: str | None = None,
+    step: int | None = None,
+    limit: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Evaluate the model ``model`` (its folder or name, as loaded on ``backend``) and write ``evaluation.json``.
+    """Evaluate what is loaded on ``backend`` and write ``evaluation.json``.
 
+    ``model`` is its name for people, ``weights`` the folder or hub name of what was loaded (absent:
+    ``model``), ``step`` that of the run it comes from; ``limit`` says how the benchmarks were cut.
     Each benchmark's responses go to ``responses/<digest>/<benchmark>.jsonl`` in ``folder``, where the
-    digest is that of model, backend and settings. Called again after an interruption, it draws only
+    digest is that of weights, backend and settings. Called again after an interruption, it draws only
     what is missing, with the result of a call that was not interrupted. Raises UserError for a benchmark
     without problems or with two of one id, and where the folder cannot be written.
     """
-    responses = Path("responses") / _digest(model_identity(model), backend, settings.model_dump_json())[:12]
+    responses = responses_folder(weights or model, backend, settings)
     found = tuple(
         run_benchmark(
             worker,
@@ -70,9 +76,12 @@ def evaluate(
     )
     evaluation = Evaluation(
         model=model,
+        step=step,
         backend=backend,
         suite=suite,
         settings=settings,
+        limit=limit,
+        data=data_digest(benchmarks),
         responses=responses.as_posix(),
         benchmarks=found,
         average=results.average(found, settings.samples),
@@ -82,6 +91,29 @@ def evaluate(
     with writing(folder):
         evaluation.write(folder)
     return evaluation
+
+
+def responses_folder(weights: str, backend: str, settings: EvaluationSettings) -> Path:
+    """Where responses lie below an evaluation's folder: a digest of what decides on them."""
+    return Path("responses") / _digest(model_identity(weights), backend, settings.model_dump_json())[:12]
+
+
+def data_digest(benchmarks: Sequence[Benchmark]) -> str:
+    """A digest of the problems, to tell one evaluation from another by."""
+    problems = [(each.name, *((p.id, p.question, p.answer) for p in each.problems)) for each in benchmarks]
+    return _digest(repr(problems))[:12]
+
+
+def own_folder(
+    place: Path, weights: str, backend: str, settings: EvaluationSettings, benchmarks: Sequence[Benchmark]
+) -> Iterator[Path]:
+    """``place``, ``place-2``, …: those that hold no evaluation, or the one of these very things."""
+    responses, data = responses_folder(weights, backend, settings), data_digest(benchmarks)
+    for number in itertools.count(1):
+        folder = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        there = Evaluation.read(folder) if (folder / results.FILE).exists() else None
+        if there is None or (there.responses, there.data) == (responses.as_posix(), data):
+            yield folder
 
 
 def run_benchmark(
@@ -196,4 +228,4 @@ def versions() -> dict[str, str]:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

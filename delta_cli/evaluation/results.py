@@ -87,13 +87,16 @@ class BenchmarkResult(Summary):
 
 
 class Evaluation(Record):
-    """One model on one suite: what ``evaluation.json`` holds."""
+    """One model on one suite: what ``evaluation.json`` holds. Format 1 had neither step, limit nor data."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     model: str
+    step: int | None = None  # of the run that is measured; None for a model that does not say
     backend: str
     suite: str
     settings: EvaluationSettings
+    limit: int | None = None  # problems of each benchmark, at most
+    data: str = ""  # digest of the problems
     responses: str  # where in the evaluation's folder the responses are
     benchmarks: tuple[BenchmarkResult, ...]
     average: Summary  # over benchmarks, weighted by their questions
@@ -107,6 +110,11 @@ class Evaluation(Record):
                 if len(marks) != self.settings.samples:
                     raise ValueError(f"{len(marks)} of {self.settings.samples} outcomes of problem '{problem}'")
         return self
+
+    @property
+    def label(self) -> str:
+        """The model with its step, for people."""
+        return self.model if self.step is None else f"{self.model} after step {self.step}"
 
     def write(self, folder: Path) -> None:
         """Write ``evaluation.json``; it appears whole or not at all."""

@@ -19,7 +19,7 @@ def render(evaluation: Evaluation) -> RenderableType:
     if len(columns) > 1:
         columns.append(evaluation.average)
         names.append("Avg")
-    table = _table(f"{evaluation.model} on {evaluation.suite}", names)
+    table = _table(f"{evaluation.label} on {evaluation.suite}", names)
     table.add_row("questions", *(str(each.questions) for each in columns))
     table.add_row(f"avg@{k}", *(_share(each.avg) for each in columns))
     table.add_row("95 % interval", *(_interval(each.avg) for each in columns))
@@ -35,6 +35,8 @@ def render(evaluation: Evaluation) -> RenderableType:
         f"Percent ± standard error over problems; Avg is weighted by questions. {k} samples a problem at temperature "
         f"{settings.temperature:g}, top-p {settings.top_p:g}, at most {settings.max_tokens:,} tokens."
     )
+    if evaluation.limit is not None:
+        how += f" At most {evaluation.limit} problems of each benchmark."
     return Group(table, Text(how, style="dim"), *_failures(evaluation.average))
 
 

@@ -81,6 +81,11 @@ def find(root: Path) -> tuple[Path | None, list[str]]:
     return None, damaged
 
 
+def steps(root: Path) -> list[int]:
+    """The steps that have a checkpoint, whole or damaged, in order."""
+    return [_step(folder) for folder in _folders(root)]
+
+
 def check(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:

@@ -23,7 +23,7 @@ from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
 from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
 from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training import checkpoint, tripwires
+from delta_cli.training import checkpoint, exported, tripwires
 from delta_cli.training.checkpoint import State
 from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.observer import Example, Notice, Observer
@@ -113,6 +113,8 @@ class Trainer:
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
+            if self.ranks.rank == 0:
+                exported.write_step(self.folder.model, self.state.step)
 
     def _train(self) -> None:
         self._publish()

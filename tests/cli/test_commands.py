@@ -83,7 +83,7 @@ def test_help_is_there_at_once() -> None:
     assert min(seconds() for _ in range(3)) < max(0.5, 3 * min(bare() for _ in range(3)))
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "compare", "recipe", "doctor", "parity", "study"])
+@pytest.mark.parametrize("command", ["train", "eval", "compare", "recipe", "doctor", "parity", "study", "export"])
 def test_every_command_has_help(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +210,7 @@ def test_train_resume_eval_and_inspect_one_run(
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
     assert run(monkeypatch, "eval", str(folder), "--backend", "fake", "--limit", "8") == 0
-    assert (folder / "evaluations" / "held_out" / "evaluation.json").is_file()
+    assert (folder / "evaluations" / "held_out-step3-limit8" / "evaluation.json").is_file()
     assert run(monkeypatch, "inspect", str(folder), "--step", "1") == 0
     assert run(monkeypatch, "report", str(folder), "--output", str(tmp_path / "report.html")) == 0
     assert (tmp_path / "report.html").stat().st_size > 10_000
