@@ -153,7 +153,7 @@ def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, a
 
     if suite is None and subject.recipe is not None:
         return make_grader(subject.recipe)
-    spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed)
+    spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
     return Grader(spec, workers=2, timeout=10.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from datetime import date
 from typing import Any
 
 from delta_cli.errors import UserError
@@ -101,7 +102,14 @@ class Filter:
 
 
 def _alike(left: Any, right: Any) -> tuple[Any, Any]:
-    """Both as numbers where one is a number and the other the text of one, as in a CSV file."""
+    """Both as numbers where one is a number and the other the text of one, as in a CSV file.
+
+    Dates against text are compared as text, ``2024-08-01T00:00:00`` or its beginning.
+    """
+    if isinstance(left, date) and isinstance(right, str):
+        return left.isoformat(), right
+    if isinstance(right, date) and isinstance(left, str):
+        return left, right.isoformat()
     for number, text in ((left, right), (right, left)):
         if isinstance(number, int | float) and isinstance(text, str):
             try:

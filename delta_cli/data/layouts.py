@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from delta_cli.data import choices, livecodebench
 from delta_cli.data.filters import field
 
 Row = Mapping[str, Any]
@@ -27,6 +28,7 @@ class Layout:
     read_question: Callable[[Row], str] | None = None  # instead of the field ``question``
     read_answer: Callable[[Row], Any] | None = None  # instead of the field ``answer``
     columns: tuple[str, ...] = ()  # what the two functions look at
+    files: str | None = None  # of a hub repository whose loading script is not run: its JSON files
 
 
 def stdio_or_calls(row: Row) -> Tests | str | None:
@@ -122,5 +124,23 @@ LAYOUTS: dict[str, Layout] = {
         read_question=_mbpp_question,
         read_answer=_mbpp_tests,
         columns=("prompt", "test_list", "test_imports", "test"),
+    ),
+    "livecodebench/code_generation_lite": Layout(
+        split="test",
+        id="question_id",
+        read_question=livecodebench.question,
+        read_answer=livecodebench.tests,
+        columns=livecodebench.COLUMNS,
+        files="test*.jsonl",
+    ),
+    "Idavidrein/gpqa": Layout(
+        config="gpqa_diamond",
+        id="Record ID",
+        read_question=choices.gpqa_question,
+        read_answer=choices.gpqa_answer,
+        columns=choices.GPQA_COLUMNS,
+    ),
+    "TIGER-Lab/MMLU-Pro": Layout(
+        split="test", id="question_id", read_question=choices.mmlu_pro_question, columns=("question", "options")
     ),
 }

@@ -92,7 +92,7 @@ def load_problems(
         return _arithmetic(spec)
     layout = _resolve(spec)
     condition = Filter(layout.filter) if layout.filter else None
-    located = sources.rows(spec.source, layout.config, layout.split, _columns(layout, condition))
+    located = sources.rows(spec.source, layout.config, layout.split, _columns(layout, condition), layout.files)
     kept, report = _collect(located, spec.source, layout, condition)
     if tokenizer is not None and max_prompt_tokens is not None:
         fitting = [p for p in kept if len(encode_prompt(p, spec.template, tokenizer)) <= max_prompt_tokens]

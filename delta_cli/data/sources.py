@@ -19,10 +19,11 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 HUB_EXTRA = "run: pip install 'delta-rlvr[hub]'"
 
 
-def rows(source: str, config: str | None, split: str, columns: set[str]) -> Located:
+def rows(source: str, config: str | None, split: str, columns: set[str], files: str | None = None) -> Located:
     """The rows of ``source`` with at least ``columns``; where the format has columns, no others are read.
 
-    Raises UserError that names the file, the line and the reason.
+    ``files`` names the JSON files of a hub repository that are read without its loading script. Raises
+    UserError that names the file, the line and the reason.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -33,6 +34,8 @@ def rows(source: str, config: str | None, split: str, columns: set[str]) -> Loca
         return _file_rows(path, columns)
     if path.is_file():
         raise UserError(f"data.source: {source}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
+    if files is not None and source.count("/") == 1:
+        return _script_rows(source, files, columns)
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise UserError(f"data.source: {source}: no such file or folder")
     return _hub_rows(source, config, split, columns)
@@ -132,6 +135,21 @@ def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> L
     selected: Iterable[Row] = table.select_columns(sorted(columns))
     for number, row in enumerate(selected, start=1):
         yield f"{name} ({split}): row {number}", row
+
+
+def _script_rows(name: str, files: str, columns: set[str]) -> Located:
+    """JSON files of a hub repository that has a loading script, which nobody runs any more."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"data.source: {name}: data sets of the hub need the package datasets; {HUB_EXTRA}") from error
+    try:
+        table = datasets.load_dataset("json", data_files=f"hf://datasets/{name}/{files}", split="train")
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise NotFetchedError(f"data.source: {name} ({files}): cannot be loaded: {_reason(error)}") from error
+    _check_columns(name, columns, table.column_names)
+    for number, row in enumerate(table.select_columns(sorted(columns)), start=1):
+        yield f"{name} ({files}): row {number}", row
 
 
 def _check_columns(where: str, wanted: set[str], present: list[str]) -> None:

@@ -23,11 +23,15 @@ from delta_cli.evaluation.results import BenchmarkResult, Evaluation, Evaluation
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.store import ResponseFile, writing
 from delta_cli.rewards.boxed import last_box
+from delta_cli.rewards.choice import chosen
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.responses import RolloutWorker
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
+
+# What a response answers, where its verifier looks for an answer; majorities are counted over it.
+EXTRACT: dict[str, Callable[[str], str | None]] = {"math": last_box, "choice": chosen, "code": lambda text: None}
 
 Progress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
 
@@ -194,7 +198,7 @@ def _response(
         text=text,
         tokens=tokens,
         truncated=truncated,
-        answer=last_box(text) if settings.verifier == "math" else None,
+        answer=EXTRACT[settings.verifier](text),
         correct=verdict.correct,
         failure=verdict.failure,
     )

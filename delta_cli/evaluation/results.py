@@ -27,13 +27,16 @@ class Record(BaseModel):
 class EvaluationSettings(Record):
     """How responses are drawn and judged. The defaults are the paper's for mathematics."""
 
-    verifier: Literal["math", "code"] = Field(default="math", description="what decides that a response is right")
+    verifier: Literal["math", "choice", "code"] = Field(
+        default="math", description="what decides that a response is right"
+    )
     samples: int = Field(default=16, ge=1, description="responses drawn for each problem")
     temperature: float = Field(default=1.0, ge=0, description="of the softmax; 0 takes the likeliest token")
     top_p: float = Field(default=0.7, gt=0, le=1, description="share of probability kept, the likeliest tokens first")
     max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
     template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
     seed: int = Field(default=0, ge=0, description="of the sampling")
+    run_seconds: float = Field(default=6.0, gt=0, description="code: wall-clock time of a response's whole test run")
 
     @model_validator(mode="after")
     def _greedy_once(self) -> Self:
@@ -156,7 +159,7 @@ def summarize(name: str, outcomes: Sequence[Sequence[Outcome]], settings: Evalua
         questions=len(outcomes),
         avg=statistics.estimate(correct.mean(axis=1), samples),
         passed=passed,
-        maj=statistics.estimate(np.array(votes), samples) if settings.verifier == "math" else None,
+        maj=statistics.estimate(np.array(votes), samples) if settings.verifier != "code" else None,
         truncated=float(np.mean([outcome.truncated for outcome in everything])),
         mean_length=float(np.mean([outcome.tokens for outcome in everything])),
         failures=dict(Counter(outcome.failure for outcome in everything if outcome.failure is not None)),

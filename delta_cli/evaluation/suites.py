@@ -34,6 +34,7 @@ class BenchmarkSpec(Record):
     answer_pattern: str | None = Field(default=None, description="regular expression, its group the answer")
     filter: str | None = Field(default=None, description="condition on the fields of a row")
     limit: int | None = Field(default=None, ge=1, description="so many problems, a random but fixed choice")
+    seed: int = Field(default=0, ge=0, description="of that choice")
     operation: Literal["add", "multiply"] = Field(default="add", description="arithmetic: the operation")
     digits: int = Field(default=2, ge=1, le=9, description="arithmetic: digits of each operand")
     filler: int = Field(default=0, ge=0, le=64, description="arithmetic: filler characters before each step")

@@ -104,7 +104,7 @@ class Rollout(Section):
 class Reward(Section):
     """What a response is worth."""
 
-    kind: Literal["math", "code", "custom"] = key("math", "verifier")
+    kind: Literal["math", "choice", "code", "custom"] = key("math", "verifier")
     code: Literal["all", "share"] = key("all", "code: 1 when every test passes, or the share that does")
     allow_unsandboxed: bool = key(False, "code: run responses without a sandbox; only on a machine you can lose")
     run_seconds: float = key(6.0, "code: wall-clock time of a response's whole test run", "seconds", gt=0)
@@ -296,7 +296,9 @@ class Recipe(Section):
         if self.reward.kind == "custom" and self.reward.custom_file is None:
             raise ValueError('reward.kind = "custom" needs reward.custom_file')
         if self.reward.flip and (self.reward.kind == "custom" or self.reward.code == "share"):
-            raise ValueError("reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, or code with all")
+            raise ValueError(
+                "reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, choice, or code with all"
+            )
         if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
             raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
         return self

@@ -131,7 +131,7 @@ def calls(job: Json) -> None:
     import json
 
     out = take_stdout()
-    function = load(job["code"], NAME)[job["entry_point"]]
+    function = find(load(job["code"], NAME), job["entry_point"])
     for arguments in job["arguments"]:
         try:
             line = {"value": encode(function(*arguments), refuse)}
@@ -139,6 +139,12 @@ def calls(job: Json) -> None:
             line = {"error": type(error).__name__}
         out.write(json.dumps(line) + "\n")
         out.flush()
+
+
+def find(program: dict[str, Any], name: str) -> Any:
+    """A function of the program, or the method of an object of one of its classes: ``Solution.add``."""
+    owner, dot, method = name.rpartition(".")
+    return getattr(program[owner](), method) if dot else program[name]
 
 
 class Server:

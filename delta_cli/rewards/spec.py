@@ -7,7 +7,7 @@ from typing import Literal
 
 from delta_cli.errors import UserError
 
-Kind = Literal["math", "code", "custom"]
+Kind = Literal["math", "choice", "code", "custom"]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
+from delta_cli.rewards.choice import choice_reward
 from delta_cli.rewards.code import code_reward
 from delta_cli.rewards.mathematics import math_reward, warm_up
 from delta_cli.rewards.spec import RewardSpec
@@ -21,6 +22,8 @@ def verifier(spec: RewardSpec) -> Verifier:
     if spec.kind == "math":
         warm_up()
         return lambda response, problem: math_reward(response, str(problem.answer))
+    if spec.kind == "choice":
+        return lambda response, problem: choice_reward(response, str(problem.answer))
     if spec.kind == "code":
         return lambda response, problem: code_reward(
             response,

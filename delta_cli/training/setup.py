@@ -158,13 +158,14 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
     """How a run draws and judges responses to the problems it is evaluated on."""
     evaluation = recipe.evaluation
     return EvaluationSettings(
-        verifier="code" if recipe.reward.kind == "code" else "math",
+        verifier="math" if recipe.reward.kind == "custom" else recipe.reward.kind,
         samples=evaluation.samples,
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
         max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
         template=template_of(recipe),
         seed=recipe.run.seed,
+        run_seconds=recipe.reward.run_seconds,
     )
 
 

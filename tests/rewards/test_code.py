@@ -147,3 +147,12 @@ def test_code_blocks(response: str, blocks: list[str]) -> None:
 def test_malformed_tests_are_named(tests: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         code_reward("```python\npass\n```", tests)
+
+
+def test_the_method_of_a_class_is_called_on_a_new_object() -> None:
+    """As LiveCodeBench's starter code asks for it."""
+    tests = calls("Solution.add", ([1, [2, 3]], 6), ([4, []], 4))
+    right = "class Solution:\n    def add(self, a, b):\n        return a + sum(b)"
+    assert code_reward(fenced(right), tests) == 1.0
+    assert code_reward(fenced(right.replace("sum(b)", "1")), tests) == 0.0
+    assert code_reward(fenced("def add(a, b):\n    return a + sum(b)"), tests) == 0.0

@@ -1,0 +1,54 @@
+r"""Which letter of a multiple-choice question does a response choose?
+
+The answer is what the last box holds, or without a box what the last sentence of the kind "the
+answer is …" says. It must name one letter: ``C``, ``(C)``, ``C.``, ``\text{C}``, ``C) 4 m/s``. Several
+letters are no answer: a policy that names them all would be right every time.
+"""
+
+from __future__ import annotations
+
+import re
+
+from delta_cli.rewards.boxed import last_box
+
+LETTERS = "ABCDEFGHIJ"
+
+_SAID = re.compile(r"\banswer\s{0,9}(?:is\b|:)\s{0,9}:?", re.IGNORECASE)
+_DRESS = re.compile(
+    r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|bf|rm|left|right|boxed|,|;|!|quad)(?![A-Za-z])|[${}*_`~\s]"
+)
+_ONE = re.compile(rf"[(\[]?([{LETTERS}])[)\].:]*")
+_WITH_TEXT = re.compile(rf"(?:[(\[]([{LETTERS}])[)\]]|([{LETTERS}])[).:])\s*(?=\S)")
+# Another letter in the text behind the first; A and I may be words there.
+_OTHER = re.compile(rf"(?<![A-Za-z])(?![AI]\s+[a-z])[{LETTERS}](?![A-Za-z'])")
+
+
+def choice_reward(response: str, gold: str) -> float:
+    """1.0 where the response chooses the letter ``gold`` and no other, else 0.0."""
+    return float(chosen(response) == letter(gold) is not None)
+
+
+def chosen(response: str) -> str | None:
+    """The letter a response chooses; None where it names none, or several."""
+    boxed = last_box(response)
+    if boxed is not None:
+        return letter(boxed)
+    if "\\boxed" in response:  # one that never closes
+        return None
+    said = list(_SAID.finditer(response))
+    if not said:
+        return None
+    sentence = re.split(r"(?<=[.!?])\s|\n", response[said[-1].end() :].lstrip()[:200])[0]
+    return letter(sentence)
+
+
+def letter(answer: str) -> str | None:
+    """The one letter that an answer, out of its box, names."""
+    bare = _DRESS.sub("", answer)
+    if match := _ONE.fullmatch(bare):
+        return match[1]
+    plain = _DRESS.sub(" ", answer).strip()
+    match = _WITH_TEXT.match(plain)
+    if match is None or _OTHER.search(plain, match.end()):
+        return None
+    return match[1] or match[2]
