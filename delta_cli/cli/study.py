@@ -2,60 +2,104 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from delta_cli.cli import app
+from delta_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from delta_cli.study.plan import Study
+
+
+class Terminated(BaseException):
+    """A signal asked the study to end."""
 
 
 @app.command()
 def study(
     plan: Annotated[Path, typer.Argument(help="A study, e.g. recipes/study_quickstart.toml.")],
+    scale: Annotated[
+        str | None,
+        typer.Option(help="tiny: the same protocol on the embedded task, in minutes.", show_default=False),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the study; without one, studies/NAME.", show_default=False)
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="So many seeds.", show_default=False)] = None,
     jobs: Annotated[int | None, typer.Option(help="So many runs at a time.", show_default=False)] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mlx or fake.", show_default=False)] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Sum up what is finished; run nothing.")] = False,
 ) -> None:
     """Run a grid of methods and seeds and write its table, as text, JSON and a figure.
 
-    Called again, it goes on where it stopped.
+    A study may choose every run's best checkpoint and measure it on a suite. Called again, it goes on
+    where it stopped.
     """
+    from filelock import FileLock, Timeout
+
+    from delta_cli.study.grid import Grid
+    from delta_cli.study.plan import load_study
+    from delta_cli.training.run_folder import writing
+
+    given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
+    loaded = load_study(plan, scale, **{name: value for name, value in given if value is not None})
+    folder = out or Path("studies") / loaded.name
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            if not summary:
+                signal.signal(signal.SIGTERM, _terminate)
+                Grid(loaded, plan.parent, folder, typer.echo).run()
+            _sum_up(loaded, plan.parent, folder)
+    except Terminated:
+        typer.echo(f"stopped; go on with: delta study {plan}{f' --scale {scale}' if scale else ''}", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+    except Timeout:
+        raise UserError(f"{folder}: another process is at this study; wait for it, or choose another --out") from None
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
+    """Print the table, and write it as text, JSON and a figure."""
     import json
     from dataclasses import asdict
 
     from rich.console import Console
 
+    from backends import registry
     from delta_cli.doctor.machine import look
     from delta_cli.study import render
     from delta_cli.study import summary as results
-    from delta_cli.study.grid import Cell, run_grid
-    from delta_cli.study.plan import load_study
+    from delta_cli.study.measured import measured, measured_arms, measured_table
     from delta_cli.training.run_folder import writing
 
-    changes = {name: value for name, value in (("seeds", seeds), ("jobs", jobs)) if value is not None}
-    loaded = load_study(plan, **changes)
-    folder = out or Path("studies") / loaded.name
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def report(done: int, total: int, cell: Cell) -> None:
-        typer.echo(f"{done}/{total}  {cell.folder.name}")
-
-    if not summary:
-        run_grid(loaded, plan.parent, folder, report)
-    found = results.outcomes(loaded, folder)
-    rows = results.summarise(loaded, found)
-    table = render.table(loaded, rows)
+    found = results.outcomes(study, folder)
+    rows = results.summarise(study, found)
+    backend = registry.default() if study.backend == "auto" else study.backend
+    record = results.as_json(study, found, rows) | {"machine": asdict(look(backend))}
+    table: RenderableType = render.table(study, rows)
+    if study.measure is not None:
+        chosen = measured(study, plan_folder, folder)
+        arms = measured_arms(study, chosen)
+        table = measured_table(study, arms)
+        record["measured"] = [asdict(row) for row in arms]
+        record["evaluations"] = [{"arm": each.arm, "seed": each.seed} | each.scores() for each in chosen]
     with writing(folder):
         with (folder / "table.txt").open("w", encoding="utf-8") as file:
-            Console(file=file, width=140).print(table)
-        record = results.as_json(loaded, found, rows) | {"machine": asdict(look(loaded.backend))}
+            Console(file=file, width=160).print(table)
         (folder / "study.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        render.figure(loaded, found, rows, [folder / "curves.png", folder / "curves.svg"])
+        render.figure(study, found, rows, [folder / "curves.png", folder / "curves.svg"])
     console = Console()
     console.print(table)
     console.print(f"written to {folder}", highlight=False)

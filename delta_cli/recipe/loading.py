@@ -17,13 +17,14 @@ from delta_cli.recipe.models import Recipe
 Table = dict[str, Any]
 
 
-def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | None = None) -> Recipe:
     """The recipe of a TOML file (None: all defaults) with ``section.key=value`` overrides.
 
-    Raises UserError, one line, for a file that cannot be read and for every key or value that is
-    not allowed.
+    ``over`` is a part of a recipe that is laid over the file's, below the overrides. Raises UserError,
+    one line, for a file that cannot be read and for every key or value that is not allowed.
     """
     table = {} if path is None else _read(path, ())
+    _merge(table, over or {})
     for override in overrides:
         _merge(table, _override(override))
     return parse_recipe(table, str(path) if path else "--set", overrides)

@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from delta_cli.errors import UserError
+from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import to_toml
-from delta_cli.study.plan import Arm, Study
+from delta_cli.study.plan import Arm, Measure, Study
+from delta_cli.training import checkpoint, exported
 from delta_cli.training.run_folder import RunFolder, read_lines
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -31,51 +38,126 @@ class Cell:
             return False
         return max((record["step"] for record in read_lines(run.metrics)), default=0) >= steps
 
+    def step(self, measure: Measure) -> int | None:
+        """The step that is measured; None before the run has ended."""
+        run = RunFolder(self.folder)
+        if measure.checkpoint == "last":
+            return exported.step_of(run.model)
+        found = checkpoint.steps(run.checkpoints)
+        if not found:
+            return None
+        return checkpoint.read_state(checkpoint.folder_of(run.checkpoints, found[-1])).best_step
+
+    def evaluation(self, study: Study, plan_folder: Path) -> Evaluation | None:
+        """The evaluation of the checkpoint that the study measures, where it is there."""
+        assert study.measure is not None
+        step, suite = self.step(study.measure), study.suite(plan_folder)
+        for file in sorted((self.folder / "evaluations").glob(f"*/{FILE}")):
+            found = Evaluation.read(file)
+            same = (found.suite, found.step, found.limit, found.settings) == (suite.name, step, None, suite.settings)
+            if same and step is not None:
+                return found
+        return None
+
 
 def cells(study: Study, out: Path) -> Iterator[Cell]:
     """Seed by seed, so that a study that is cut short has compared every arm on the same seeds."""
+    root = out.parent / study.runs_of if study.runs_of else out
     for seed in range(study.seeds):
         for arm in study.arms:
-            yield Cell(arm, seed, out / "runs" / f"{arm.name}-seed{seed}")
+            yield Cell(arm, seed, root / "runs" / f"{arm.name}-seed{seed}")
 
 
-def run_grid(study: Study, plan_folder: Path, out: Path, report: Callable[[int, int, Cell], None]) -> None:
-    """Run what is not finished; ``report(done, total, cell)`` hears of each run that is.
+@dataclass
+class Grid:
+    """The runs of a study, in processes that end with it."""
 
-    Raises UserError that names the log of the first run that failed; the others are not lost. Ctrl-C
-    reaches the runs as well: those going on save and stop, and no other begins.
-    """
-    everything = list(cells(study, out))
-    failed: list[Cell] = []
-    with ThreadPoolExecutor(study.jobs) as pool:
-        running = {pool.submit(_run, study, plan_folder, out, cell): cell for cell in everything}
+    study: Study
+    plan_folder: Path
+    out: Path
+    report: Report
+    stopped: threading.Event = field(default_factory=threading.Event)
+    processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Run what is not finished; ``report`` is told of every run that begins or ends.
+
+        Raises UserError that names the log of the first run that failed; the others are not lost. What
+        ends this, Ctrl-C or another signal, reaches the runs: those going on save and stop, and no other begins.
+        """
+        everything = list(cells(self.study, self.out))
+        failed: list[Cell] = []
+        with ThreadPoolExecutor(self.study.jobs) as pool:
+            running = {pool.submit(self._run, cell): cell for cell in everything}
+            try:
+                for done, future in enumerate(as_completed(running), start=1):
+                    cell = running[future]
+                    if not future.result():
+                        failed.append(cell)
+                    state = "failed" if cell in failed else "done"
+                    self.report(f"{done}/{len(everything)}  {cell.folder.name}  {state}")
+            except BaseException as error:
+                self.stopped.set()
+                if not isinstance(error, KeyboardInterrupt):  # a terminal's Ctrl-C has reached the runs already
+                    for process in list(self.processes):
+                        process.terminate()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        if failed:
+            log = _log(failed[0])
+            raise UserError(f"{len(failed)} of {len(everything)} runs failed; read {log}, then call again to go on")
+
+    def _run(self, cell: Cell) -> bool:
+        """One run to its end and its measurement; whether it got there."""
+        study = self.study
+        recipe = study.recipe_of(cell.arm, cell.seed, self.plan_folder)
+        self._wait(cell)
+        if not cell.finished(recipe.run.steps):
+            resolved = self.out / "recipes" / f"{cell.folder.name}.toml"
+            resolved.parent.mkdir(parents=True, exist_ok=True)
+            resolved.write_text(to_toml(recipe), encoding="utf-8")
+            command = ["train", str(resolved), "--run-dir", str(cell.folder), "--quiet"]
+            going_on = (cell.folder / "recipe.toml").exists()
+            if self._call(cell, "goes on" if going_on else "begins", command + ["--resume"] * going_on) != 0:
+                return False
+        if study.measure is None or cell.evaluation(study, self.plan_folder) is not None:
+            return True
+        chosen, suite = study.measure.checkpoint, study.suite_name(self.plan_folder)
+        command = ["eval", str(cell.folder), "--checkpoint", chosen, "--suite", suite, "--quiet"]
+        return self._call(cell, "is measured", command) == 0
+
+    def _wait(self, cell: Cell) -> None:
+        """Until the process of an earlier call, which was killed without it, has left the run."""
+        lock = FileLock(cell.folder / ".lock")
+        while cell.folder.is_dir() and not self.stopped.is_set():
+            try:
+                lock.acquire(timeout=1)
+                lock.release()
+                return
+            except Timeout:
+                continue
+
+    def _call(self, cell: Cell, what: str, arguments: Sequence[str]) -> int:
+        """``delta`` with these arguments in a process of its own; its exit code."""
+        if self.stopped.is_set():
+            return 1
+        self.report(f"{cell.folder.name} {what}; log: {_log(cell)}")
+        return call([*arguments, "--backend", self.study.backend], _log(cell), self.study.threads, self.processes)
+
+
+def call(arguments: Sequence[str], log: Path, threads: int, processes: set[subprocess.Popen[bytes]]) -> int:
+    """Run ``delta`` and append what it prints to ``log``; it is among ``processes`` while it runs."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", "delta_cli", *arguments]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        processes.add(process)
         try:
-            for done, future in enumerate(as_completed(running), start=1):
-                if not future.result():
-                    failed.append(running[future])
-                report(done, len(everything), running[future])
-        except BaseException:  # Ctrl-C above all: what waits must not begin
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if failed:
-        log = failed[0].folder.with_suffix(".log")
-        raise UserError(f"{len(failed)} of {len(everything)} runs failed; read {log}, then call again to go on")
+            return process.wait()
+        finally:
+            processes.discard(process)
 
 
-def _run(study: Study, plan_folder: Path, out: Path, cell: Cell) -> bool:
-    """One run to its end, in a process; whether it got there."""
-    recipe = study.recipe_of(cell.arm, cell.seed, plan_folder)
-    if cell.finished(recipe.run.steps):
-        return True
-    resolved = out / "recipes" / f"{cell.folder.name}.toml"
-    resolved.parent.mkdir(parents=True, exist_ok=True)
-    resolved.write_text(to_toml(recipe), encoding="utf-8")
-    command = [sys.executable, "-m", "delta_cli", "train", str(resolved), "--backend", study.backend]
-    command += ["--run-dir", str(cell.folder), "--quiet"]
-    if (cell.folder / "recipe.toml").exists():
-        command.append("--resume")
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": str(study.threads)}
-    with cell.folder.with_suffix(".log").open("ab") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
-    return code == 0
+def _log(cell: Cell) -> Path:
+    return cell.folder.with_name(f"{cell.folder.name}.log")

@@ -59,7 +59,7 @@ def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], f
 def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
     seeds = min((row.accuracy.seeds for row in rows), default=0)
     test = f"p: one-sided Mann-Whitney U that {study.reference} is higher"
-    pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against]
+    pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against not in (None, arm.name)]
     others = f"; but {', '.join(pairs)}" if pairs else ""
     return f"{seeds} seeds; mean [95 % interval, Student's t]; {test}{others}"
 

@@ -65,9 +65,9 @@ def outcomes(study: Study, out: Path) -> list[Outcome]:
 
 
 def summarise(study: Study, found: Sequence[Outcome]) -> list[ArmSummary]:
-    """A row for each arm that has at least two finished runs, the reference first, then by area."""
+    """A row for each arm with finished runs, the reference first, then by area; tests where both have several."""
     by_arm = {arm.name: [o for o in found if o.arm == arm.name] for arm in study.arms}
-    complete = {name: runs for name, runs in by_arm.items() if len(runs) > 1}
+    complete = {name: runs for name, runs in by_arm.items() if runs}
     against = {arm.name: arm.against or study.reference for arm in study.arms}
     rows = [
         _row(name, runs, complete.get(against[name]) if against[name] != name else None)
@@ -116,7 +116,7 @@ def _row(name: str, runs: Sequence[Outcome], reference: Sequence[Outcome] | None
         return over_seeds([getattr(run, field) for run in runs])
 
     def test(field: str) -> RankTest | None:
-        if reference is None:
+        if reference is None or min(len(reference), len(runs)) < 2:
             return None
         return mann_whitney(*(np.array([getattr(run, field) for run in side]) for side in (reference, runs)))
 

@@ -31,7 +31,7 @@ def test_every_shipped_suite_loads_and_its_sources_are_known(name: str) -> None:
 
 
 def test_the_suites_the_project_promises_are_shipped() -> None:
-    mathematics = {"aime25", "arithmetic", "gsm8k", "math500", "math7"}
+    mathematics = {"aime25", "arithmetic", "gsm8k", "math4", "math500", "math7"}
     code = {"code3", "humaneval+", "livecodebench", "mbpp+"}
     assert set(suites.names()) == mathematics | code | {"gpqa", "mmlu_pro", "ood2"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import shutil
 import time
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_every_study_in_the_repository_loads(path: Path) -> None:
     ("text", "part"),
     [
         ("name = 3", "name"),
-        ('name = "s"\nrecipe = "quickstart.toml"\nseeds = 1', "seeds"),
+        ('name = "s"\nrecipe = "quickstart.toml"\nseeds = 0', "seeds"),
         ("[[arms", "not valid TOML"),
         (
             'name = "s"\nrecipe = "absent.toml"\nreference = "a"\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"',
@@ -66,8 +66,8 @@ def test_a_mistake_in_a_study_is_one_line(text: str, part: str, tmp_path: Path) 
 
 def test_keys_of_a_study_can_be_changed_within_their_range() -> None:
     assert load_study(STUDIES[0], seeds=3).seeds == 3
-    with pytest.raises(UserError, match="seeds: input should be greater than or equal to 2"):
-        load_study(STUDIES[0], seeds=1)
+    with pytest.raises(UserError, match="seeds: input should be greater than or equal to 1"):
+        load_study(STUDIES[0], seeds=0)
 
 
 def write_run(folder: Path, curve: list[float], accuracy: float) -> None:
@@ -129,49 +129,47 @@ def test_the_grid_runs_what_is_missing_and_names_the_log_of_a_failure(
     (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
     commands: list[list[str]] = []
 
-    class Done:
-        def __init__(self, code: int) -> None:
-            self.returncode = code
-
-    def fake_run(command: list[str], **_: object) -> Done:
-        commands.append(command)
-        folder = Path(command[command.index("--run-dir") + 1])
-        if folder.name == "dapo-seed1" and "--resume" not in command:
-            folder.mkdir()
+    def fake_call(arguments: list[str], *_: object) -> int:
+        commands.append(arguments)
+        folder = Path(arguments[arguments.index("--run-dir") + 1])
+        if folder.name == "dapo-seed1" and "--resume" not in arguments:
+            folder.mkdir(parents=True)
             (folder / "recipe.toml").write_text("")
-            return Done(1)
-        (folder / "recipe.toml").unlink(missing_ok=True)
-        if folder.exists():
-            folder.rmdir()
+            return 1
+        shutil.rmtree(folder, ignore_errors=True)
         write_run(folder, [0.5, 0.6], 0.6)
-        return Done(0)
+        return 0
 
-    monkeypatch.setattr(grid.subprocess, "run", fake_run)
+    monkeypatch.setattr(grid, "call", fake_call)
+    heard: list[str] = []
     study = plan(seeds=2)
     with pytest.raises(UserError, match=r"1 of 4 runs failed; read .*dapo-seed1\.log"):
-        grid.run_grid(study, tmp_path, tmp_path / "out", lambda *_: None)
+        grid.Grid(study, tmp_path, tmp_path / "out", heard.append).run()
     assert len(commands) == 4
-    grid.run_grid(study, tmp_path, tmp_path / "out", lambda *_: None)
+    assert sum("begins" in line for line in heard) == 4
+    grid.Grid(study, tmp_path, tmp_path / "out", heard.append).run()
     assert len(commands) == 5
     assert "--resume" in commands[-1]
+    assert any("dapo-seed1 goes on" in line for line in heard)
 
 
 def test_after_ctrl_c_no_other_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
-    begun: list[str] = []
+    begun: list[list[str]] = []
 
-    def fake_run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        begun.append(command[command.index("--run-dir") + 1])
+    def fake_call(arguments: list[str], *_: object) -> int:
+        begun.append(arguments)
         time.sleep(0.1)
-        return subprocess.CompletedProcess(command, 130)
+        return 130
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupted(line: str) -> None:
+        if line.startswith("1/"):
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(grid.subprocess, "run", fake_run)
+    monkeypatch.setattr(grid, "call", fake_call)
     study = plan(seeds=4, jobs=1)
     with pytest.raises(KeyboardInterrupt):
-        grid.run_grid(study, tmp_path, tmp_path / "out", interrupted)
+        grid.Grid(study, tmp_path, tmp_path / "out", interrupted).run()
     assert 1 <= len(begun) <= 3  # of 8: the one that was reported, and what began before it was heard of
 
 

@@ -1,0 +1,138 @@
+"""The checkpoints that a study chose and measured: a table like the paper's, with its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from delta_cli.evaluation.results import Evaluation
+from delta_cli.evaluation.statistics import RankTest, mann_whitney
+from delta_cli.study.grid import cells
+from delta_cli.study.plan import Study
+from delta_cli.study.summary import Interval, over_seeds
+
+AVERAGE = "Avg"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run at the step that was chosen."""
+
+    arm: str
+    seed: int
+    step: int
+    evaluation: Evaluation
+
+    def scores(self) -> dict[str, float]:
+        """Percent by column: the benchmarks, and where there are several their average by questions."""
+        found = {each.name: 100 * each.avg.mean for each in self.evaluation.benchmarks}
+        if len(found) > 1:
+            found[AVERAGE] = 100 * self.evaluation.average.avg.mean
+        return found
+
+
+@dataclass(frozen=True)
+class MeasuredArm:
+    """One row of the table."""
+
+    arm: str
+    steps: tuple[int, ...]  # chosen, by seed
+    scores: dict[str, Interval]  # percent, by column
+    test: RankTest | None  # the arm it is tested against scores higher on the whole suite; None for the reference
+
+
+def measured(study: Study, plan_folder: Path, out: Path) -> list[Measured]:
+    """Every run that was measured."""
+    found = []
+    for cell in cells(study, out):
+        evaluation = cell.evaluation(study, plan_folder)
+        if evaluation is not None:
+            assert evaluation.step is not None
+            found.append(Measured(cell.arm.name, cell.seed, evaluation.step, evaluation))
+    return found
+
+
+def measured_arms(study: Study, found: Sequence[Measured]) -> list[MeasuredArm]:
+    """A row for each arm that has a measured run, in the order of the study."""
+    rows = []
+    for arm in study.arms:
+        own = [each for each in found if each.arm == arm.name]
+        against = arm.against or study.reference
+        other = [each for each in found if each.arm == against]
+        if own:
+            columns = list(own[0].scores())
+            rows.append(
+                MeasuredArm(
+                    arm=arm.name,
+                    steps=tuple(each.step for each in own),
+                    scores={column: over_seeds([each.scores()[column] for each in own]) for column in columns},
+                    test=mann_whitney(_scores(other), _scores(own)) if other and against != arm.name else None,
+                )
+            )
+    return rows
+
+
+def _scores(runs: Sequence[Measured]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """What is ranked: the suite's repeated scores of one run, as in the paper; of several runs their averages."""
+    if len(runs) == 1:
+        return np.array(runs[0].evaluation.suite_scores)
+    return np.array([each.evaluation.average.avg.mean for each in runs])
+
+
+def measured_table(study: Study, rows: Sequence[MeasuredArm]) -> RenderableType:
+    """Ours and, where the same was measured, the paper's below each; else the paper's table after ours."""
+    columns = list(rows[0].scores) if rows else []
+    beside = study.paper is not None and not study.scale
+    ours = _table(study.question or study.name, ["step", *columns, "p"])
+    caption = Text(_caption(study, rows), style="dim")
+    for row in rows:
+        steps = ", ".join(map(str, row.steps))
+        p_value = "" if row.test is None else f"{row.test.p_value:.3f}"
+        ours.add_row(row.arm, steps, *(_cell(row.scores[column]) for column in columns), p_value)
+        if beside and study.paper is not None and row.arm in study.paper.rows:
+            published = dict(zip(study.paper.columns, study.paper.rows[row.arm], strict=True))
+            ours.add_row("  paper", "", *(_number(published.get(column)) for column in columns), "")
+    if beside or study.paper is None:
+        return Group(ours, caption)
+    paper = _table("The paper's own numbers, of other models and benchmarks", study.paper.columns)
+    for name, numbers in study.paper.rows.items():
+        paper.add_row(name, *map(_number, numbers))
+    return Group(ours, caption, Text(), paper)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=Text(title), box=None, pad_edge=False, padding=(0, 1), title_justify="left")
+    table.add_column("arm", no_wrap=True)
+    for column in columns:
+        table.add_column(Text(column.replace(" ", "\n")), justify="right")
+    return table
+
+
+def _caption(study: Study, rows: Sequence[MeasuredArm]) -> str:
+    assert study.measure is not None
+    seeds = max((len(row.steps) for row in rows), default=0)
+    spread = "" if seeds < 2 else "; mean over seeds [95 % interval, Student's t]"
+    ranked = "the suite's repeated scores" if seeds < 2 else "the runs' averages"
+    tests = f"p: one-sided Mann-Whitney U over {ranked} that {study.reference} is higher"
+    pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against not in (None, arm.name)]
+    others = f"; but {', '.join(pairs)}" if pairs else ""
+    return f"percent, {study.measure.checkpoint} checkpoint, {_count(seeds, 'seed')}{spread}; {tests}{others}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _cell(value: Interval) -> str:
+    return f"{value.mean:.2f}" if value.seeds < 2 else f"{value.mean:.2f} [{value.low:.1f}, {value.high:.1f}]"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
