@@ -268,7 +268,7 @@ def _purpose(section: str) -> str:
 
 def _numbers() -> str:
     numbers = (field for field in fields(Method) if field.name not in CHOICES)
-    return ", ".join(f"{field.name} {field.default}" for field in numbers if field.default is not None)
+    return ", ".join(f"{field.name} {field.default}" for field in numbers if isinstance(field.default, float))
 
 
 def _preset(name: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ projection on their difference gives the margins. Everything else is vectors of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
@@ -23,14 +23,19 @@ ScoreKind = Literal["sigmoid", "hard", "random"]
 ContrastKind = Literal["between", "within"]
 WeightingKind = Literal["range", "alpha", "top", "bottom", "random"]
 NormaliseKind = Literal["sum", "count"]
+CentroidKind = Literal["mean", "median"]
+OneSidedKind = Literal["none", "zero"]
 
 _CHOICES = {
     "score": get_args(ScoreKind),
     "contrast": get_args(ContrastKind),
     "weighting": get_args(WeightingKind),
     "normalise": get_args(NormaliseKind),
+    "centroid": get_args(CentroidKind),
+    "one_sided": get_args(OneSidedKind),
 }
 
+_WEISZFELD = 16  # steps towards the median: its margins to 0.2 % of their deviation
 _FLOOR = 1e-8  # of the centroids' denominators and of the margins' variance
 
 
@@ -48,23 +53,33 @@ class GroupedFeatures(Features, Protocol):
 class CoefficientSettings:
     """The choices of DelTA; the defaults are the paper's, the other values its ablations.
 
-    ``temperature``: "lagged" (gamma from the previous pass's margins) or a fixed number;
+    ``temperature``: "lagged" (gamma from the previous pass's margins), or fixed: a number, or a pair
+    for the positive and the negative side;
     ``score``: sigmoid(D/gamma), "hard" 1[D > 0], or "random" uniform numbers;
     ``contrast``: "between" the sides, or "within", D = −‖v − mu_own‖²;
     ``weighting``: "range" lambda_min + (lambda_max − lambda_min)·alpha, "alpha" itself, or 1 on the
     "top", "bottom" or a "random" ``share`` of tokens by lambda and 0 elsewhere;
-    ``normalise``: weights that sum to N ("sum"), or lambda as it is ("count").
+    ``normalise``: weights that sum to N ("sum"), or lambda as it is ("count");
+    ``centroid``: the weighted mean, which minimises Σ A·‖v − mu‖², or the weighted geometric "median",
+    which minimises Σ A·‖v − mu‖ and heeds far tokens less (sixteen of Weiszfeld's steps from the mean);
+    ``one_sided``: no contrast where a side has no tokens ("none"), or against a centroid at zero, as
+    the public code has it ("zero");
+    ``shards``: parts of the batch's responses, each a batch of its own with centroids, temperatures and
+    a mean of its own, as on the data-parallel ranks of the public code.
     """
 
     refinements: int = 1
     lambda_min: float = 0.8
     lambda_max: float = 1.2
-    temperature: float | Literal["lagged"] = "lagged"
+    temperature: float | tuple[float, float] | Literal["lagged"] = "lagged"
     score: ScoreKind = "sigmoid"
     contrast: ContrastKind = "between"
     weighting: WeightingKind = "range"
     share: float = 0.5
     normalise: NormaliseKind = "sum"
+    centroid: CentroidKind = "mean"
+    one_sided: OneSidedKind = "none"
+    shards: int = 1
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
@@ -75,11 +90,22 @@ class CoefficientSettings:
                 f"the range needs 0 <= lambda_min <= lambda_max < inf and lambda_max > 0, not "
                 f"[{self.lambda_min}, {self.lambda_max}]"
             )
-        fixed = self.temperature != "lagged"
-        if fixed and (isinstance(self.temperature, str) or not self.temperature > 0):
-            raise ValueError(f'temperature must be "lagged" or a positive number, not {self.temperature}')
+        fixed = self.fixed_temperatures
+        if fixed is not None and not (len(fixed) == 2 and all(0 < gamma < np.inf for gamma in fixed)):
+            raise ValueError(f'temperature must be "lagged", a positive number or two, not {self.temperature}')
+        if self.shards < 1:
+            raise ValueError(f"shards must be 1 or more, not {self.shards}")
         if not 0 < self.share <= 1:
             raise ValueError(f"share must lie in (0, 1], not {self.share}")
+
+    @property
+    def fixed_temperatures(self) -> tuple[float, ...] | None:
+        """Gamma of the positive and of the negative side, where they are fixed."""
+        if isinstance(self.temperature, tuple):
+            return self.temperature
+        if isinstance(self.temperature, str):
+            return None if self.temperature == "lagged" else ()
+        return (float(self.temperature),) * 2
 
 
 @dataclass(frozen=True)
@@ -88,17 +114,19 @@ class TokenCoefficients:
 
     ``weights`` have mean 1, unless ``normalise`` was "count"; ``alpha`` is the final score in [0, 1], 0
     where the advantage is 0; ``margins`` are D under the final centroids, positive where a token is
-    nearer to its own side's centroid, 0 where the advantage is 0.
+    nearer to its own side's centroid, 0 where the advantage is 0. ``temperatures`` are the gammas of the
+    final scores, of the positive and the negative side; NaN where there is no one pair of them.
     """
 
     weights: Array  # [N]
     alpha: Array  # [N]
     margins: Array  # [N]
     degenerate: str | None = None
+    temperatures: tuple[float, float] = (np.nan, np.nan)
 
     def select(self, index: NDArray[np.int64]) -> TokenCoefficients:
         """Those of some tokens."""
-        return TokenCoefficients(self.weights[index], self.alpha[index], self.margins[index], self.degenerate)
+        return replace(self, weights=self.weights[index], alpha=self.alpha[index], margins=self.margins[index])
 
 
 def token_coefficients(
@@ -150,13 +178,18 @@ def _coefficients(
     rng: np.random.Generator,
 ) -> TokenCoefficients:
     per_token = np.repeat(advantages, np.diff(starts))  # [N]
+    if settings.shards > 1:
+        if groups is not None:
+            raise ValueError("centroids are either those of groups or those of shards; set one of them")
+        parts = np.arange(len(advantages)) * settings.shards // max(len(advantages), 1)  # equal runs in order
+        return _contrast_shards(features, per_token, np.repeat(parts, np.diff(starts)), settings, rng)
     if groups is None:
         raw = _contrast(features, per_token, settings, rng)
     else:
         raw = _contrast_groups(features, per_token, starts, groups, settings, rng)
     if raw.degenerate:
         return raw
-    return TokenCoefficients(_weigh(raw, settings, rng), raw.alpha, raw.margins)
+    return replace(raw, weights=_weigh(raw, settings, rng))
 
 
 def _contrast(
@@ -166,21 +199,23 @@ def _contrast(
     sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
     members = sides > 0
     counts = members.sum(axis=1).astype(np.float64)
-    if reason := _degenerate(counts):
+    reason = _degenerate(counts)
+    if reason and not (settings.one_sided == "zero" and counts.any()):
         empty = np.zeros_like(advantages)
         return TokenCoefficients(np.ones_like(advantages), empty, empty, reason)
 
-    centroids = _centroids(features, sides)
+    centroids = _centroids(features, sides, settings)
     margins = _margins(features, centroids, members, settings)
     gamma = _temperatures(margins, members, counts, settings)
     for _ in range(settings.refinements):
         alpha = _scores(margins, gamma, members, settings, rng)
         gamma = _temperatures(margins, members, counts, settings)  # lags the centroids by a pass
-        centroids = _centroids(features, sides * alpha)
+        centroids = _centroids(features, sides * alpha, settings)
         margins = _margins(features, centroids, members, settings)
     alpha = _scores(margins, gamma, members, settings, rng)
     span = settings.lambda_max - settings.lambda_min
-    return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins)
+    temperatures = (float(gamma[0]), float(gamma[1]))
+    return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=temperatures)
 
 
 def _degenerate(counts: Array) -> str | None:
@@ -192,7 +227,17 @@ def _degenerate(counts: Array) -> str | None:
     return "no response has a positive advantage" if negative else "every advantage is zero"
 
 
-def _centroids(features: Features, masses: Array) -> Array:
+def _centroids(features: Features, masses: Array, settings: CoefficientSettings) -> Array:
+    centroids = _means(features, masses)
+    if settings.centroid == "median":
+        norms = features.squared_norms()  # type: ignore[attr-defined]
+        for _ in range(_WEISZFELD):
+            squares = np.stack([norms - 2 * features.project(mu) + np.vdot(mu, mu) for mu in centroids])  # [2, N]
+            centroids = _means(features, masses / np.sqrt(np.maximum(squares, _FLOOR)))
+    return centroids
+
+
+def _means(features: Features, masses: Array) -> Array:
     totals = masses.sum(axis=1)
     directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
     return np.asarray(directions, np.float64)
@@ -212,8 +257,9 @@ def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], s
 
 
 def _temperatures(margins: Array, members: NDArray[np.bool_], counts: Array, settings: CoefficientSettings) -> Array:
-    if settings.temperature != "lagged":
-        return np.full(2, float(settings.temperature))
+    if (fixed := settings.fixed_temperatures) is not None:
+        return np.array(fixed)
+    counts = np.maximum(counts, 1)  # of a side without tokens, which has no use for its gamma
     means = np.array([margins[side].sum() for side in members]) / counts
     squares = [np.square(margins[side] - mean).sum() for side, mean in zip(members, means, strict=True)]
     return np.sqrt(np.maximum(np.array(squares) / counts, _FLOOR))  # [2]
@@ -262,6 +308,27 @@ def _contrast_groups(
         np.concatenate([getattr(part, name) for part in parts]) for name in ("weights", "alpha", "margins")
     )
     return TokenCoefficients(weights, alpha, margins)
+
+
+def _contrast_shards(
+    features: Features,
+    advantages: Array,
+    shards: NDArray[np.int64],
+    settings: CoefficientSettings,
+    rng: np.random.Generator,
+) -> TokenCoefficients:
+    """Every shard as a batch of its own; ``shards`` [N]."""
+    weights, alpha, margins = np.ones_like(advantages), np.zeros_like(advantages), np.zeros_like(advantages)
+    reasons = []
+    for shard in range(settings.shards):
+        inside = shards == shard
+        part = _contrast(features, np.where(inside, advantages, 0.0), settings, rng)
+        reasons.append(part.degenerate)
+        if part.degenerate is None:
+            own = replace(part, weights=part.weights[inside], alpha=part.alpha[inside])
+            weights[inside] = _weigh(own, settings, rng)
+            alpha[inside], margins[inside] = part.alpha[inside], part.margins[inside]
+    return TokenCoefficients(weights, alpha, margins, "no shard has advantages of both signs" if all(reasons) else None)
 
 
 def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator) -> Array:

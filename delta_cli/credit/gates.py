@@ -93,8 +93,8 @@ def soft(tokens: GateInput, method: Method) -> GateOutput:
 
 
 def stop_gradient(tokens: GateInput, method: Method) -> GateOutput:
-    """CISPO: min(r, bound) held constant, times A·logp; no token's gradient is lost."""
-    slope = np.minimum(np.exp(tokens.delta), method.bound) * tokens.advantages
+    """CISPO: r within its bounds held constant, times A·logp; no token's gradient is lost."""
+    slope = np.clip(np.exp(tokens.delta), method.bound_low, method.bound) * tokens.advantages
     return GateOutput(slope * tokens.logp, slope, np.zeros(len(slope), dtype=bool))
 
 

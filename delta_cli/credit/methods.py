@@ -10,13 +10,14 @@ from delta_cli.credit.checks import check_choices, check_positive
 
 CreditKind = Literal["uniform", "delta", "entropy", "future_kl"]
 GateKind = Literal["none", "clip", "soft", "sequence_clip", "stop_gradient"]
-AggregationKind = Literal["token_mean", "response_mean", "response_sum", "constant"]
+AggregationKind = Literal["token_mean", "micro_batch_mean", "response_mean", "response_sum", "constant"]
 
 _CHOICES = {
     "advantage": ADVANTAGES,
     "credit": get_args(CreditKind),
     "gate": get_args(GateKind),
     "aggregation": get_args(AggregationKind),
+    "entropy_mean": ("kept", "all"),
 }
 
 
@@ -27,6 +28,9 @@ class Method:
     ``credit`` says where a token's weight comes from: nowhere ("uniform"), the coefficients of
     section 2 ("delta"), the entropy of its distribution ("entropy": 1 on the top ``entropy_share``,
     elsewhere the token is left out), or the future log-ratios ("future_kl").
+
+    ``aggregation`` "micro_batch_mean" is what verl computes with packed micro-batches: the token mean
+    of each, weighted by its share of the responses, so that the loss depends on how they were packed.
     """
 
     advantage: AdvantageKind
@@ -39,7 +43,9 @@ class Method:
     tau_positive: float = 1.0  # soft: temperature where A > 0
     tau_negative: float = 1.05  # soft: elsewhere
     bound: float = 5.0  # stop_gradient: the ratio's upper bound
+    bound_low: float = 0.0  # stop_gradient: the ratio's lower bound
     entropy_share: float = 0.2
+    entropy_mean: Literal["kept", "all"] = "kept"  # entropy: what the mean runs over; TRL's over all tokens
     future_half_life: float = 32.0  # future_kl: tokens after which a log-ratio counts half
     future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] …
     future_ratio: float = 10.0  # … but it is 1 where A < 0 and r > future_ratio
@@ -53,6 +59,8 @@ class Method:
         if not 0 < self.entropy_share <= 1:
             raise ValueError(f"entropy_share must lie in (0, 1], not {self.entropy_share}")
         check_positive(self, "tau_positive", "tau_negative", "bound", "future_half_life", "future_ratio")
+        if not 0 <= self.bound_low <= self.bound:
+            raise ValueError(f"bound_low must lie between 0 and bound = {self.bound}, not {self.bound_low}")
         if not self.future_high >= 1:
             raise ValueError(f"FIPO needs future_high >= 1, not {self.future_high}")
 

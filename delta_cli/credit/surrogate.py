@@ -86,6 +86,7 @@ class Surrogate:
     def __post_init__(self) -> None:
         kept = token_mask(self.method, self.batch)
         self._shares = _shares(self.method, self.batch, kept)  # [N], 0 where left out
+        self._averaged = averaged_tokens(self.method, self.batch, kept)  # [N]
         self._factors = self._shares if self.batch.weights is None else self._shares * self.batch.weights
         if self.batch.importance_cap is not None and self.batch.engine_logp is not None:
             drift = np.clip(self.batch.logp_old - self.batch.engine_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -124,6 +125,10 @@ class Surrogate:
         advantages = np.repeat(self.batch.advantages[rows], lengths)
         factors = self._factors[index]
         shares = self._shares[index]
+        if self.method.aggregation == "micro_batch_mean":
+            tokens = max(int(self._averaged[index].sum()), 1)
+            packed = int(_responses(self.batch)[rows].sum()) / tokens
+            factors, shares = factors * packed, shares * packed
 
         gate = GATES[self.method.gate](GateInput(logp, delta, advantages, lengths), self.method)
         if self.method.credit == "future_kl":
@@ -145,7 +150,7 @@ class Surrogate:
     def _count_left(self, shares: Array, stays: NDArray[np.bool_], lengths: Ids) -> None:
         rows = np.repeat(np.arange(len(lengths)), lengths)
         units = np.bincount(rows, shares > 0, len(lengths)).astype(int)  # [r] tokens that count
-        if self.method.aggregation != "token_mean":
+        if self.method.aggregation not in ("token_mean", "micro_batch_mean"):
             units = np.minimum(units, 1)
         self.totals.stayed += int(units[stays].sum())
         self.totals.left += int(units[~stays].sum())
@@ -219,19 +224,32 @@ def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
     return kept & (batch.entropies >= threshold)  # ties with the last one kept stay
 
 
+def _responses(batch: MiniBatch) -> NDArray[np.bool_]:
+    """Which responses count, [R]."""
+    return np.ones(len(batch.advantages), dtype=bool) if batch.kept is None else batch.kept
+
+
+def averaged_tokens(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens the mean runs over, [N]: those that ``kept`` says count, or all of the responses that do."""
+    return kept if method.entropy_mean == "kept" else np.repeat(_responses(batch), np.diff(batch.starts))
+
+
 def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> Array:
     """What part of the objective each token's term is, [N]: the aggregation."""
     lengths = np.diff(batch.starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    counts = np.bincount(rows, kept, len(lengths))  # [R] tokens that count
-    responses = np.ones(len(lengths), dtype=bool) if batch.kept is None else batch.kept
+    responses = _responses(batch)
+    averaged = averaged_tokens(method, batch, kept)
+    counts = np.bincount(rows, averaged, len(lengths))  # [R] tokens that the mean runs over
 
     def total(array: NDArray[Any]) -> float:
         return max(float(array.sum()), 1.0)
 
     shares = kept.astype(np.float64)
     if method.aggregation == "token_mean":
-        return shares / total(kept)
+        return shares / total(averaged)
+    if method.aggregation == "micro_batch_mean":
+        return shares / total(responses)  # times responses over tokens, of each micro-batch when it comes
     if method.aggregation == "response_mean":
         return shares / np.maximum(counts, 1)[rows] / total(responses)
     if method.aggregation == "response_sum":

@@ -94,6 +94,6 @@ def _type_names(annotation: Any) -> tuple[str, list[str]]:
     if get_origin(annotation) is Literal:
         return "choice", [str(choice) for choice in get_args(annotation)]
     if get_origin(annotation) is tuple:
-        return "list of text", []
+        return ("list of numbers" if float in get_args(annotation) else "list of text"), []
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names.get(annotation, str(annotation)), []

@@ -126,7 +126,11 @@ def _path(location: tuple[int | str, ...]) -> tuple[str, ...]:
 
 def _is_variant(part: int | str) -> bool:
     """Whether a location is pydantic's name for a member of a union rather than a key."""
-    return not isinstance(part, str) or part in ("float", "int", "str") or part.startswith(("literal[", "function-"))
+    return (
+        not isinstance(part, str)
+        or part in ("float", "int", "str")
+        or part.startswith(("literal[", "function-", "tuple["))
+    )
 
 
 def _suggest(path: tuple[str, ...]) -> str:

@@ -60,7 +60,7 @@ METRICS: dict[str, Metric] = {
     "policy_shift": Metric(
         "nats", "largest change of a log-probability of the batch's shortest response over the updates", "above 0"
     ),
-    "coefficient_mean": Metric("", "mean token coefficient; like the next thirteen, with credit delta only", "1"),
+    "coefficient_mean": Metric("", "mean token coefficient; like the next fifteen, with credit delta only", "1"),
     "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0 with credit delta"),
     "coefficient_min": Metric("", "smallest coefficient"),
     "coefficient_max": Metric("", "largest coefficient"),
@@ -73,6 +73,8 @@ METRICS: dict[str, Metric] = {
     "coefficient_negative": Metric("", "mean coefficient of tokens with A < 0"),
     "margin_positive": Metric("share", "tokens with A > 0 nearer to their own side's centroid", "above 0.5"),
     "margin_negative": Metric("share", "tokens with A < 0 nearer to their own side's centroid", "above 0.5"),
+    "gamma_positive": Metric("", "temperature of the margins of tokens with A > 0"),
+    "gamma_negative": Metric("", "temperature of the margins of tokens with A < 0"),
     "degenerate": Metric("", "why there was no contrast between the sides; null otherwise", "null"),
     "tokens_per_second": Metric("tokens/s", "response tokens by the time of the whole step"),
     "rollout_tokens_per_second": Metric("tokens/s", "response tokens by the time of the rollout"),
@@ -129,6 +131,8 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[n
         "coefficient_negative": mean(weights[negative]),
         "margin_positive": mean(coefficients.margins[positive] > 0),
         "margin_negative": mean(coefficients.margins[negative] > 0),
+        "gamma_positive": coefficients.temperatures[0],
+        "gamma_negative": coefficients.temperatures[1],
         "degenerate": coefficients.degenerate,
     }
 

@@ -307,6 +307,7 @@ class Trainer:
         """What tripwires need to know of the steps before."""
         if self.folder.metrics.exists():
             self._first = next(read_lines(self.folder.metrics), None)
+            self.updater.recall(read_lines(self.folder.metrics))
         if self.folder.notices.exists():
             self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -85,7 +86,14 @@ class Updater:
         self.learner = learner
         self.collective = collective
         self.method = recipe.method.resolve()
+        self.temperatures: tuple[float, float] | None = None  # with delta.temperature = first: that step's
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
+
+    def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """What a run that goes on needs to know of the metrics of its steps before."""
+        if self.recipe.delta.temperature == "first":
+            pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
+            self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
 
     def score(self, batch: RolloutBatch) -> Scored:
         """One forward gives log-probabilities, entropies and, where the method needs them, features."""
@@ -108,6 +116,7 @@ class Updater:
         if scores.features is None:
             ones, zeros = np.ones(len(scores.logprobs)), np.zeros(len(scores.logprobs))
             return Credit(advantages, scored, TokenCoefficients(ones, zeros, zeros))
+        fixed = {} if self.temperatures is None else {"temperature": self.temperatures}
         try:
             coefficients = token_coefficients(
                 scores.features,
@@ -115,10 +124,12 @@ class Updater:
                 batch.sequences.starts,
                 groups=batch.groups if self.recipe.delta.scope == "group" else None,
                 rng=generator(self.recipe.run.seed, step, "coefficients"),
-                **asdict(self.recipe.delta.resolve()),
+                **asdict(self.recipe.delta.resolve()) | fixed,
             )
         finally:
             scores.features.close()
+        if self.recipe.delta.temperature == "first" and coefficients.degenerate is None:
+            self.temperatures = self.temperatures or coefficients.temperatures
         return Credit(advantages, scored, coefficients)
 
     def update(self, batch: RolloutBatch, credit: Credit, step: int) -> Updates:

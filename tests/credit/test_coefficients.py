@@ -223,6 +223,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "alpha": {"weighting": "alpha"},
     "count": {"normalise": "count"},
     "fixed": {"temperature": 0.5},
+    "a pair": {"temperature": (0.5, 2.0)},
+    "median": {"centroid": "median"},
+    "two shards": {"shards": 2},
+    "three shards": {"shards": 3, "one_sided": "zero"},
 }
 
 

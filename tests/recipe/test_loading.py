@@ -119,7 +119,7 @@ def test_every_key_has_a_meaning() -> None:
     assert all(key.description and key.type for key in reference.values())
     assert reference["update.learning_rate"].allowed == "≥ 0 and ≤ 1"
     assert reference["rollout.max_tokens"].unit == "tokens"
-    assert reference["delta.temperature"].allowed == "lagged"
+    assert reference["delta.temperature"].allowed == "lagged, first"
 
 
 def test_differences_name_the_keys() -> None:
