@@ -105,6 +105,7 @@ class Rollout(Section):
     max_prompt_tokens: int = key(2048, "longest prompt; problems with a longer one are left out", "tokens", ge=1)
     temperature: float = key(1.0, "sampling temperature; log-probabilities are taken at the same", gt=0, le=10)
     batch: int = key(512, "responses generated at a time", "responses", ge=1)
+    long_prompts: Literal["drop", "cut"] = key("drop", "longer than max_prompt_tokens: left out, or cut on the left")
     dynamic: bool = key(False, "draw again until every kept group has rewards that differ")
     dynamic_limit: int = key(4, "dynamic: give up after so many draws a step", "draws", ge=1, le=100)
 
@@ -113,6 +114,9 @@ class Reward(Section):
     """What a response is worth."""
 
     kind: Literal["math", "choice", "code", "custom"] = key("math", "verifier")
+    verifier: Literal["strict", "math-verify", "public"] = key(
+        "strict", "math: ours, the library alone on the whole response, or the public script's; the others accept more"
+    )
     code: Literal["all", "share"] = key("all", "code: 1 when every test passes, or the share that does")
     allow_unsandboxed: bool = key(False, "code: run responses without a sandbox; only on a machine you can lose")
     run_seconds: float = key(6.0, "code: wall-clock time of a response's whole test run", "seconds", gt=0)

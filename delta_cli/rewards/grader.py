@@ -74,7 +74,7 @@ class Grader:
         """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit."""
         result: Future[Verdict] = Future()
         shaping = self._shaping(response, length, truncated)
-        if self.spec.kind == "math":
+        if self.spec.kind == "math" and self.spec.grader == "strict":
             correct = quick_verdict(response, str(problem.answer))
             if correct is not None:
                 result.set_result(Verdict(correct + shaping, correct, None))

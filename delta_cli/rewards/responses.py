@@ -67,6 +67,7 @@ class RolloutWorker:
     grader: Grader
     template: str
     collective: Collective = SOLO
+    prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: none is too long
 
     def draw(
         self,
@@ -80,7 +81,8 @@ class RolloutWorker:
         ``interrupt`` is called every few tokens and after each response; the StopRequested that it may raise is
         raised on all ranks.
         """
-        prompts = tuple(encode_prompt(problem, self.template, self.tokenizer) for problem in problems)
+        last = slice(None if self.prompt_tokens is None else -self.prompt_tokens, None)
+        prompts = tuple(encode_prompt(problem, self.template, self.tokenizer)[last] for problem in problems)
         rank, ranks, samples = self.collective.rank, self.collective.size, sampling.samples
         mine = range(rank, len(problems), ranks)  # like cards: prompts of a kind often come together
         rows = (np.array(mine)[:, None] * samples + np.arange(samples)).ravel().astype(np.int64)

@@ -38,6 +38,7 @@ class RewardSpec:
     format_bonus: float = 0.0  # for a complete response with exactly one closed box, or one code block
     length_penalty: float = 0.0  # for every thousand tokens
     overlong: Overlong | None = None
+    grader: Literal["strict", "math-verify", "public"] = "strict"  # math: ours, or one of rewards.lenient
     mode: Literal["all", "share"] = "all"  # code: all tests or nothing, or the share that passed
     run_seconds: float = 6.0  # code: wall-clock time of a response's whole test run
     allow_unsandboxed: bool = False  # code: run without a sandbox where there is none

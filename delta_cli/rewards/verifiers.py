@@ -11,6 +11,7 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.rewards.choice import choice_reward
 from delta_cli.rewards.code import code_reward
+from delta_cli.rewards.lenient import LENIENT
 from delta_cli.rewards.mathematics import math_reward, warm_up
 from delta_cli.rewards.spec import RewardSpec
 
@@ -19,6 +20,10 @@ Verifier = Callable[[str, Problem], float]
 
 def verifier(spec: RewardSpec) -> Verifier:
     """The verifier of a reward, with all it needs imported."""
+    if spec.kind == "math" and spec.grader != "strict":
+        judge = LENIENT[spec.grader]
+        judge("\\boxed{1}", "1")  # imports what it needs
+        return lambda response, problem: judge(response, str(problem.answer))
     if spec.kind == "math":
         warm_up()
         return lambda response, problem: math_reward(response, str(problem.answer))

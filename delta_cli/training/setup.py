@@ -64,7 +64,7 @@ def open_trainer(
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(engine, tokenizer, grader, template_of(recipe), ranks),
+            RolloutWorker(engine, tokenizer, grader, template_of(recipe), ranks, _prompt_tokens(recipe)),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -72,6 +72,11 @@ def open_trainer(
             observer,
             stop_asked,
         )
+
+
+def _prompt_tokens(recipe: Recipe) -> int | None:
+    """What a prompt is cut to, where long ones are not left out."""
+    return recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "cut" else None
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
@@ -110,7 +115,7 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
             task=TaskSpec(data.operation, data.digits, data.filler),
         ),
         tokenizer,
-        recipe.rollout.max_prompt_tokens,
+        recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" else None,
     )
 
 
@@ -180,6 +185,7 @@ def make_grader(recipe: Recipe) -> Grader:
         format_bonus=reward.format,
         length_penalty=reward.length,
         overlong=overlong,
+        grader=reward.verifier,
         mode=reward.code,
         run_seconds=reward.run_seconds,
         allow_unsandboxed=reward.allow_unsandboxed,
