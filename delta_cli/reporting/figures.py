@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from delta_cli.reporting import clouds
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.text import visible
 from delta_cli.training.metrics import METRICS, PHASES
@@ -51,6 +52,11 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
             which = f": {visible(run.name)}" if len(runs) > 1 else ""
             caption = "median, middle half and 90 % of the coefficients; means of both sides"
             found.append(Chart(f"coefficients_{place + 1}", f"Coefficients{which}", caption, _coefficients(run)))
+            words = clouds.cloud(run)
+            if words is not None:
+                caption = f"mean coefficients up to step {words.step}: the larger a token, the further its mean from 1"
+                draw = clouds.drawing(words, (COLOURS[1], COLOURS[0]))
+                found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 3.6))
     height = 1.3 + 0.35 * len(runs)
     found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))
     return found

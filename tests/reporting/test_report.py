@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from delta_cli.errors import UserError
+from delta_cli.reporting.clouds import cloud
 from delta_cli.reporting.figures import LONGEST_NAME, charts, svg
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import differing, write_report
@@ -23,7 +25,7 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
     assert write_report([run_path], output) == [output]
     page = output.read_text(encoding="utf-8")
     seen = Seen(page)
-    for name in ("reward", "accuracy", "length", "entropy", "clip_fraction", "coefficients_1", "phases"):
+    for name in ("reward", "accuracy", "length", "entropy", "clip_fraction", "coefficients_1", "words_1", "phases"):
         assert f'id="figure-{name}"' in page
     for text in (
         "40.0% → 40.0%",
@@ -34,7 +36,7 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
         assert text in seen.text
     assert "script" not in seen.tags
     assert seen.fetched == [ref for ref in seen.fetched if ref.startswith("#")]
-    assert seen.tags.count("svg") == 10
+    assert seen.tags.count("svg") == 11
 
 
 def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
@@ -95,3 +97,29 @@ def test_a_long_run_is_quick_and_small(tmp_path: Path) -> None:
     write_report([folder.path], tmp_path / "report.html")
     assert time.process_time() - start < 12
     assert (tmp_path / "report.html").stat().st_size < 2_000_000
+
+
+def test_the_cloud_has_the_tokens_furthest_from_1_the_furthest_largest(tmp_path: Path) -> None:
+    folder, tokenizer = synthetic.start(tmp_path / "run")
+    lines = []
+    for _ in range(6):  # often enough for a mean: x at 1.5, y at 1.2, z at 0.9, w at 0.5, the end at 1
+        weights = {"x": 1.5, "y": 1.2, "z": 0.9, "w": 0.5}
+        coefficients = [*weights.values(), 1.0]
+        lines.append(synthetic.record(tokenizer, "xyzw", correct=True, coefficients=coefficients))
+    folder.write_rollouts(1, lines)
+    folder.append(folder.metrics, synthetic.metrics(1))
+    found = cloud(RecordedRun(folder.path))
+    assert found is not None
+    assert [(each.text, each.mean) for each in found.amplified] == [("x", 1.5), ("y", 1.2)]
+    assert [(each.text, each.mean) for each in found.damped] == [("w", 0.5), ("z", 0.9)]
+    run = RecordedRun(folder.path)
+    drawn = {each.name: each for each in charts([run])}["words_1"]
+    texts = {node.text: node.get("style", "") for node in ElementTree.fromstring(svg(drawn, [run])).iter() if node.text}
+    sizes = {name: float(re.search(r"([\d.]+)px", style)[1]) for name, style in texts.items() if len(name) == 1}  # type: ignore[index]
+    assert sizes["x"] == sizes["w"] > sizes["y"] > sizes["z"]
+
+
+def test_without_coefficients_there_is_no_cloud(tmp_path: Path) -> None:
+    folder, tokenizer = synthetic.start(tmp_path / "run")
+    folder.write_rollouts(1, [synthetic.record(tokenizer, "xyzw", correct=True, coefficients=[1.0] * 5)])
+    assert cloud(RecordedRun(folder.path)) is None

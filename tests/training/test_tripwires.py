@@ -49,6 +49,8 @@ HEALTHY: dict[str, Any] = {
     "coefficient_negative": 0.99,
     "margin_positive": 0.6,
     "margin_negative": 0.6,
+    "gamma_positive": 0.3,
+    "gamma_negative": 0.2,
     "degenerate": None,
     "tokens_per_second": 1000.0,
     "rollout_tokens_per_second": 2000.0,
@@ -85,7 +87,7 @@ def test_a_healthy_record_fires_nothing() -> None:
 
 def test_what_is_null_or_absent_fires_nothing() -> None:
     """Methods without DelTA credit have no coefficients; a number that is not finite is written as null."""
-    credit = {name for name in HEALTHY if name.startswith(("coefficient", "margin", "degenerate"))}
+    credit = {name for name in HEALTHY if name.startswith(("coefficient", "margin", "gamma", "degenerate"))}
     plain = {name: value for name, value in HEALTHY.items() if name not in credit}
     assert fired(plain, plain, set()) == []
     nothing = dict.fromkeys(HEALTHY) | {"step": 1}

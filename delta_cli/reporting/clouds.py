@@ -1,0 +1,82 @@
+"""The tokens that a run amplified and damped most, as a figure: the larger, the further from 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.reporting.text import visible
+from delta_cli.reporting.tokens import TokenCredit, TokenStatistics
+
+WORDS = 24  # of each half
+READ_TOKENS = 200_000  # of the last recorded steps
+SMALLEST, LARGEST = 7.0, 17.0  # points
+WIDTH = 5.0  # inches of a line
+LETTER = 0.62  # of a letter's width in its size
+LONGEST = 18  # characters of a token
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Tokens and their mean coefficients, the furthest from 1 first."""
+
+    step: int  # the last one that was counted
+    amplified: tuple[TokenCredit, ...]
+    damped: tuple[TokenCredit, ...]
+
+
+def cloud(run: RecordedRun) -> Cloud | None:
+    """The tokens of the last recorded responses of a run; None where no coefficient differs from 1."""
+    statistics, tokens = TokenStatistics(), 0
+    for step in reversed(run.steps):
+        for response in run.responses(step):
+            statistics.add(response)
+            tokens += len(response)
+        if tokens >= READ_TOKENS:
+            break
+    if not tokens:
+        return None
+    table = statistics.table(run.tokenizer, rows=WORDS)
+    amplified = sorted((each for kind in table.amplified.values() for each in kind), key=lambda each: -each.mean)
+    damped = sorted((each for kind in table.damped.values() for each in kind), key=lambda each: each.mean)
+    if not amplified or not damped:
+        return None
+    return Cloud(run.steps[-1], tuple(amplified[:WORDS]), tuple(damped[:WORDS]))
+
+
+def draw(axes: Any, runs: Sequence[RecordedRun], found: Cloud, colours: tuple[str, str]) -> None:
+    """Both halves on matplotlib ``axes``, in inches, line by line."""
+    axes.axis("off")
+    halves = (("amplified", found.amplified, colours[0]), ("damped", found.damped, colours[1]))
+    furthest = max(abs(each.mean - 1) for _, half, _ in halves for each in half)
+    top = 0.0
+    for name, half, colour in halves:
+        top -= 0.2
+        axes.text(0, top, f"{name}: {half[0].mean:.2f} … {half[-1].mean:.2f}", fontsize=SMALLEST + 1)
+        left, line = 0.0, 0.0
+        top -= 0.1
+        for each in half:
+            size = SMALLEST + (LARGEST - SMALLEST) * abs(each.mean - 1) / furthest
+            width = (len(shown(each.text)) * LETTER + 1.2) * size / 72
+            if left and left + width > WIDTH:
+                left, top, line = 0.0, top - line, 0.0
+            line = max(line, 1.3 * size / 72)
+            axes.text(left, top - line, shown(each.text), fontsize=size, color=colour, family="monospace")
+            left += width
+        top -= line + 0.1
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(top, 0)
+
+
+def drawing(found: Cloud, colours: tuple[str, str]) -> Any:
+    """What draws this cloud."""
+    return partial(draw, found=found, colours=colours)
+
+
+def shown(text: str) -> str:
+    """A token as a word of the figure."""
+    word = visible(text.strip(" ") or "␣")
+    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
