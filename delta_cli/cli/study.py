@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
+from delta_cli.cli.options import SetOption
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def study(
     seeds: Annotated[int | None, typer.Option(help="So many seeds.", show_default=False)] = None,
     jobs: Annotated[int | None, typer.Option(help="So many runs at a time.", show_default=False)] = None,
     backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mlx or fake.", show_default=False)] = None,
+    set_: SetOption = None,
     summary: Annotated[bool, typer.Option("--summary", help="Sum up what is finished; run nothing.")] = False,
 ) -> None:
     """Run a grid of methods and seeds and write its table, as text, JSON and a figure.
@@ -49,7 +51,7 @@ def study(
     from delta_cli.training.run_folder import writing
 
     given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
-    loaded = load_study(plan, scale, **{name: value for name, value in given if value is not None})
+    loaded = load_study(plan, scale, set_ or (), **{name: value for name, value in given if value is not None})
     folder = out or Path("studies") / loaded.name
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

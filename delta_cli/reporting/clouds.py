@@ -60,11 +60,12 @@ def draw(axes: Any, runs: Sequence[RecordedRun], found: Cloud, colours: tuple[st
         top -= 0.1
         for each in half:
             size = SMALLEST + (LARGEST - SMALLEST) * abs(each.mean - 1) / furthest
-            width = (len(shown(each.text)) * LETTER + 1.2) * size / 72
+            word = shown(each)
+            width = (len(word) * LETTER + 1.2) * size / 72
             if left and left + width > WIDTH:
                 left, top, line = 0.0, top - line, 0.0
             line = max(line, 1.3 * size / 72)
-            axes.text(left, top - line, shown(each.text), fontsize=size, color=colour, family="monospace")
+            axes.text(left, top - line, word, fontsize=size, color=colour, family="monospace")
             left += width
         top -= line + 0.1
     axes.set_xlim(0, WIDTH)
@@ -76,7 +77,8 @@ def drawing(found: Cloud, colours: tuple[str, str]) -> Any:
     return partial(draw, found=found, colours=colours)
 
 
-def shown(text: str) -> str:
-    """A token as a word of the figure."""
-    word = visible(text.strip(" ") or "␣")
-    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+def shown(credit: TokenCredit) -> str:
+    """A token as a word of the figure, with the side that it was counted on."""
+    word = visible(credit.text.strip(" ") or "␣")
+    short = word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+    return short + ("⁺" if credit.side == "+" else "⁻")

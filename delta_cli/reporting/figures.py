@@ -54,7 +54,10 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
             found.append(Chart(f"coefficients_{place + 1}", f"Coefficients{which}", caption, _coefficients(run)))
             words = clouds.cloud(run)
             if words is not None:
-                caption = f"mean coefficients up to step {words.step}: the larger a token, the further its mean from 1"
+                caption = (
+                    f"mean coefficients up to step {words.step}: the larger a token, the further its mean from 1; "
+                    "⁺ in responses with A > 0, ⁻ with A < 0"
+                )
                 draw = clouds.drawing(words, (COLOURS[1], COLOURS[0]))
                 found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 3.6))
     height = 1.3 + 0.35 * len(runs)

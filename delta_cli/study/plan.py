@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -90,14 +91,15 @@ class Study(Part):
         return str(folder / name) if name.endswith(".toml") else name
 
 
-def load_study(path: Path, scale: str | None = None, **changes: object) -> Study:
+def load_study(path: Path, scale: str | None = None, also: Sequence[str] = (), **changes: object) -> Study:
     """The study of a TOML file with keys changed, every run's recipe checked; raises UserError with one line.
 
-    ``scale`` is the name of a file in scales/ whose keys are laid over the study's.
+    ``scale`` is the name of a file in scales/ whose keys are laid over the study's; ``also`` are further
+    changes in every arm's recipe.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        study = Study.model_validate(_scaled(table, scale) | changes)
+        table = _scaled(tomllib.loads(path.read_text(encoding="utf-8")), scale) | changes
+        study = Study.model_validate(table | {"set": [*table.get("set", ()), *also]})
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -115,7 +115,7 @@ def test_the_cloud_has_the_tokens_furthest_from_1_the_furthest_largest(tmp_path:
     run = RecordedRun(folder.path)
     drawn = {each.name: each for each in charts([run])}["words_1"]
     texts = {node.text: node.get("style", "") for node in ElementTree.fromstring(svg(drawn, [run])).iter() if node.text}
-    sizes = {name: float(re.search(r"([\d.]+)px", style)[1]) for name, style in texts.items() if len(name) == 1}  # type: ignore[index]
+    sizes = {name[0]: float(re.search(r"([\d.]+)px", style)[1]) for name, style in texts.items() if name[1:] == "⁺"}  # type: ignore[index]
     assert sizes["x"] == sizes["w"] > sizes["y"] > sizes["z"]
 
 
