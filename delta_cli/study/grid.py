@@ -39,14 +39,17 @@ class Cell:
         return max((record["step"] for record in read_lines(run.metrics)), default=0) >= steps
 
     def step(self, measure: Measure) -> int | None:
-        """The step that is measured; None before the run has ended."""
+        """The step that is measured; None before the run has ended, or where a checkpoint cannot be read."""
         run = RunFolder(self.folder)
         if measure.checkpoint == "last":
             return exported.step_of(run.model)
         found = checkpoint.steps(run.checkpoints)
         if not found:
             return None
-        return checkpoint.read_state(checkpoint.folder_of(run.checkpoints, found[-1])).best_step
+        try:
+            return checkpoint.read_state(checkpoint.folder_of(run.checkpoints, found[-1])).best_step
+        except (OSError, ValueError, TypeError):
+            return None  # delta eval will say what is wrong with it
 
     def evaluation(self, study: Study, plan_folder: Path) -> Evaluation | None:
         """The evaluation of the checkpoint that the study measures, where it is there."""
