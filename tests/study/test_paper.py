@@ -142,9 +142,12 @@ def test_the_table_is_that_of_the_chosen_checkpoints(tmp_path: Path) -> None:
         better = cell.arm.name == "delta"
         write_measured(cell.folder, 4, {4: 0.6 if better else 0.4, 8: 0.9, 9: 0.1}, settings, "math7")
         other = settings.model_copy(update={"samples": 2})
-        write_evaluation(cell.folder / "evaluations" / "math7-step4-2", 4, 0.99, other, "math7")
+        write_evaluation(cell.folder / "evaluations" / "a first one", 4, 0.99, other, "math7")
     found = measured(study, tmp_path, tmp_path)
-    assert [(each.arm, each.step) for each in found] == [("delta", 4), ("dapo", 4)]
+    assert [(each.arm, each.step, each.evaluation.settings) for each in found] == [
+        ("delta", 4, settings),
+        ("dapo", 4, settings),
+    ]
     delta, dapo = measured_arms(study, found)
     marks = [np.array([[m == "1" for m in row] for row in b.outcomes.values()]) for b in found[0].evaluation.benchmarks]
     assert delta.scores["AIME24"].mean == pytest.approx(100 * marks[0].mean())
