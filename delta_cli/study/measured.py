@@ -101,14 +101,14 @@ def measured_table(study: Study, rows: Sequence[MeasuredArm]) -> RenderableType:
             ours.add_row("  paper", "", *(_number(published.get(column)) for column in columns), "")
     if beside or study.paper is None:
         return Group(ours, caption)
-    paper = _table("The paper's own numbers, of other models and benchmarks", study.paper.columns)
+    paper = _table("", study.paper.columns)
     for name, numbers in study.paper.rows.items():
         paper.add_row(name, *map(_number, numbers))
-    return Group(ours, caption, Text(), paper)
+    return Group(ours, caption, Text("\nThe paper's own numbers, of other models and benchmarks:"), paper)
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=Text(title), box=None, pad_edge=False, padding=(0, 1), title_justify="left")
+    table = Table(title=Text(title) if title else None, box=None, pad_edge=False, padding=(0, 1), title_justify="left")
     table.add_column("arm", no_wrap=True)
     for column in columns:
         table.add_column(Text(column.replace(" ", "\n")), justify="right")
