@@ -1,8 +1,8 @@
 r"""The outer structure of an answer: lists, sets, tuples, intervals, equations, units.
 
-math-verify reads ``(1,2)`` as an interval or a pair, drops units and words, and compares a set with
-a tuple; a verifier that must not accept a wrong answer has to keep these apart. So the outside of
-an answer is read here, strictly, and only the expressions inside go to math-verify.
+A list is no tuple, a tuple no interval, and a name belongs to its value; a verifier that must not
+accept a wrong answer keeps these apart. The outside of an answer is read here, the expressions
+inside by ``expression``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from delta_cli.rewards.expression import DERIVATIVE, UnreadableError
 from delta_cli.rewards.latex import closing, split, trim
 from delta_cli.rewards.quantity import split_unit
 
@@ -53,12 +54,10 @@ UNION = re.compile(r"\\cup(?![A-Za-z])")
 SIGN = re.compile(r"=|<|>|\\(?:le|ge|ne|approx|equiv|in)(?![A-Za-z])")
 THOUSANDS = re.compile(r"(?<![\d,.A-Za-z])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+LENGTHS = re.compile(r"\|[A-Z]{2}\||\\frac\{\s*[A-Z]{2}\s*\}\{\s*[A-Z]{2}\s*\}|[A-Z]{2}\s*/\s*[A-Z]{2}")
+MATRIX = re.compile(r"\s*\\begin\{array\}(?:(?!\\begin|\\end).)*\\end\{array\}\s*")
 CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?[.:]?")
 MIXED = re.compile(r"(?<![\d.}^_])(\d+)(?:\s*\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)/(\d+))(?![\d}])")
-
-
-class UnreadableError(ValueError):
-    """The text is not an answer of a form that can be compared."""
 
 
 def read(text: str) -> Answer:
@@ -84,8 +83,11 @@ def read(text: str) -> Answer:
 
 
 def is_name(text: str) -> bool:
-    """Whether a side of an equation only names the answer: x, f(x), AB, \\text{area}, (x, y)."""
-    bare = re.sub(r"_(?:\{[^{}]*\}|\w)|\\text\{[^{}]*\}|'", "x", text)
+    """Whether a side of an equation only names the answer: x, f(x), AB, \\text{area}, (x, y), AB/CD."""
+    if text == "e" or LENGTHS.fullmatch(text):
+        return text != "e"
+    bare = re.sub(rf"{DERIVATIVE}|d[a-z]/d[a-z]", "x", text)
+    bare = re.sub(r"_(?:\{[^{}]*\}|\w)|\\text\{[^{}]*\}|'", "x", bare)
     return bool(bare) and not re.search(
         r"[\d+*/^|-]|\\(?:frac|sqrt|cdot|times|pi|infty|sum|int|log|ln|sin|cos|tan)", bare
     )
@@ -113,13 +115,13 @@ def _items(parts: list[str]) -> tuple[Answer, ...]:
 
 def _relation(sides: list[str], signs: list[str]) -> Answer:
     sides = [trim(side) for side in sides]
-    if not sides[0] and signs[0] == "=":
+    if not sides[0] and signs[0] in ("=", r"\approx"):
         sides, signs = sides[1:], signs[1:]
     if not all(sides):
         raise UnreadableError
-    if not signs or (len(signs) == 1 and signs[0] == r"\in" and is_name(sides[0])):
+    if not signs:
         return read(sides[-1])
-    return Relation(tuple(sides), tuple("=" if sign in (r"\approx", r"\equiv") else sign for sign in signs))
+    return Relation(tuple(sides), tuple("=" if sign == r"\equiv" else sign for sign in signs))
 
 
 def _bracketed(text: str) -> Answer | None:
@@ -130,7 +132,7 @@ def _bracketed(text: str) -> Answer | None:
     ending = 2 if text.endswith("\\}") else 1
     kind = text[opening - 1] + text[-1]
     parts, _ = split(text[opening:-ending], LIST)
-    if kind == "()" and len(parts) == 1:
+    if len(parts) == 1 and (kind == "()" or (kind == "[]" and MATRIX.fullmatch(parts[0]))):
         return read(parts[0])
     if kind not in ("()", "[]", "(]", "[)", "{}"):
         raise UnreadableError

@@ -23,7 +23,7 @@ from delta_cli.rewards.spec import RewardSpec
 from delta_cli.rewards.verifiers import Verifier, verifier
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
-WORKER_TASKS = 4096  # responses a worker grades before a fresh one takes over: sympy's caches grow
+WORKER_TASKS = 4096  # responses a worker grades before a fresh one takes over
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Grader:
         result: Future[Verdict] = Future()
         shaping = self._shaping(response, length, truncated)
         if self.spec.kind == "math" and self.spec.grader == "strict":
-            correct = quick_verdict(response, str(problem.answer))
+            correct = quick_verdict(response, str(problem.answer), problem.question)
             if correct is not None:
                 result.set_result(Verdict(correct + shaping, correct, None))
                 return result

@@ -38,6 +38,7 @@ SPELLINGS: list[tuple[str, Replacement]] = [
     (r"\\(?:left|right|middle)(?![A-Za-z])\s*\.?", ""),
     (r"\\[bB]igg?[lrm]?(?![A-Za-z])", ""),
     (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|mathstrut|phantom\{[^{}]*\})(?![A-Za-z])", " "),
+    (r"(?<=\d)\s*(?:,|\{\s*,\s*\})\s*\\!\s*(?=\d{3}(?!\d))", "{,}"),  # 11,\! 111
     (r"\\!|\\hspace\{[^{}]*\}|\\label\{[^{}]*\}", ""),
     (r"(?<!\\)\\\(|(?<!\\)\\\)|(?<!\\)\\\[|(?<!\\)\\\]|(?<!\\)\$", " "),
     (r"(?<=\d)(?:\{,\}|\\,|\\ |~|\\;)(?=\d{3}(?!\d))", "{,}"),  # a thousands separator
@@ -49,9 +50,10 @@ SPELLINGS: list[tuple[str, Replacement]] = [
      r"\s*\{([^{}\\]*)\}", _text),
     (r"\{\s*\\rm\s+([A-Za-z ]+)\}", r"\\text{\1}"),
     (r"\s*(?<![A-Za-z])(?:and|or)(?![A-Za-z])\s*", ","),
+    (r",\s*(?:,\s*)+", ","),  # 19, 46, and 82
     (r"(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z]))", r"^{\\circ}"),
     (r"(?<!\\)%", r"\\%"),
-    (r"\s*(?<![A-Za-z\\])per\s?cent(?![A-Za-z])|\s*\\text\{per\s?cent\}", r"\\%"),
+    (r"\s*(?<![A-Za-z\\])(?:per\s?cent|pct)(?![A-Za-z])|\s*\\text\{(?:per\s?cent|pct)\}", r"\\%"),
     (r"\\(leq|leqslant|geq|geqslant|neq|lt|gt)(?![A-Za-z])", lambda m: ORDER[m.group(1)]),
     (r"<=", r"\\le "),
     (r">=", r"\\ge "),
@@ -60,7 +62,7 @@ SPELLINGS: list[tuple[str, Replacement]] = [
     (r"\\langle(?![A-Za-z])", "("),
     (r"\\rangle(?![A-Za-z])", ")"),
     (r"\\\\\s*\[[^\[\]]*\]", r"\\\\ "),  # the space between rows of a matrix
-    (r"(?<![\w.\\^])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot ("),  # math-verify takes 2(3) for a mixed number
+    (r"(?<![\w.\\^])(\d+(?:\.\d+)?)\s*\(", r"\1\\cdot ("),
     (r"\)\s*\(", r")\\cdot ("),
     (r"\\lbrace(?![A-Za-z])", r"\\{"),
     (r"\\rbrace(?![A-Za-z])", r"\\}"),
@@ -92,8 +94,9 @@ def trim(text: str) -> str:
     while True:
         text = text.strip()
         shorter = re.sub(r"(?<!\\)[.,;:]+$", "", text)
-        if shorter.startswith("{") and closing(shorter, 0) == len(shorter) - 1:
-            shorter = shorter[1:-1]
+        opening = re.match(r"(?:\\boxed|\\fbox)?\s*\{", shorter)
+        if opening and closing(shorter, opening.end() - 1) == len(shorter) - 1:
+            shorter = shorter[opening.end() : -1]
         if shorter == text:
             return text
         text = shorter

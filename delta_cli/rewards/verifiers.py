@@ -26,7 +26,7 @@ def verifier(spec: RewardSpec) -> Verifier:
         return lambda response, problem: judge(response, str(problem.answer))
     if spec.kind == "math":
         warm_up()
-        return lambda response, problem: math_reward(response, str(problem.answer))
+        return lambda response, problem: math_reward(response, str(problem.answer), problem.question)
     if spec.kind == "choice":
         return lambda response, problem: choice_reward(response, str(problem.answer))
     if spec.kind == "code":

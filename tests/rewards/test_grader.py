@@ -15,7 +15,9 @@ from delta_cli.errors import UserError
 from delta_cli.rewards.grader import Grader, Verdict
 from delta_cli.rewards.spec import Overlong, RewardSpec
 
-ENDLESS = r"\int_0^{\infty} e^{-x^{5}} \sin(x^7) dx"  # sympy does not come back from it
+ENDLESS = (
+    "import itertools\ndef reward(response, problem):\n    return len(response) and sum(1 for _ in itertools.count())"
+)
 TEST_CODE = {"type": "asserts", "code": "assert f(1) == 2"}
 
 
@@ -48,18 +50,25 @@ def test_plain_numbers_need_no_worker() -> None:
         assert sum(future.result().correct for future in futures) == 1
 
 
-def test_what_takes_forever_is_killed_and_grading_goes_on(grader: Grader) -> None:
+def endless(folder: Path, timeout: float) -> Grader:
+    """A grader whose reward never comes back, but for an empty response."""
+    (folder / "endless.py").write_text(ENDLESS)
+    return Grader(RewardSpec(kind="custom", path=str(folder / "endless.py")), workers=1, timeout=timeout)
+
+
+def test_what_takes_forever_is_killed_and_grading_goes_on(tmp_path: Path) -> None:
     started = time.monotonic()
-    hung = grader.submit(rf"\boxed{{{ENDLESS}}}", problem(ENDLESS + "+1"), 10, truncated=False)
-    after = grader.submit(r"\boxed{x+2}", problem("2+x"), 10, truncated=False)
-    assert hung.result(30) == Verdict(0.0, False, "timeout")
-    assert after.result(30).correct
+    with endless(tmp_path, 2.0) as grader:
+        hung = grader.submit("x", problem("5"), 10, truncated=False)
+        after = grader.submit("", problem("5"), 10, truncated=False)
+        assert hung.result(30) == Verdict(0.0, False, "timeout")
+        assert after.result(30) == Verdict(0.0, False, None)
     assert time.monotonic() - started < 20
 
 
-def test_workers_are_gone_after_close() -> None:
-    made = Grader(RewardSpec(), workers=1, timeout=60.0)
-    hung = made.submit(rf"\boxed{{{ENDLESS}}}", problem(ENDLESS + "+1"), 10, truncated=False)
+def test_workers_are_gone_after_close(tmp_path: Path) -> None:
+    made = endless(tmp_path, 60.0)
+    hung = made.submit("x", problem("5"), 10, truncated=False)
     time.sleep(0.2)
     made.close()
     assert hung.result(0) == Verdict(0.0, False, "error: the grader was closed")

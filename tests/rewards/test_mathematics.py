@@ -94,8 +94,6 @@ SAME = [
     (r"5", r"$5$"),
     (r"5", r"\(5\)"),
     (r"x+1", r"1 + x"),
-    (r"18", r"18 \text{ eggs}"),
-    (r"18", r"18 eggs"),
     (r"\frac{x^2-1}{x-1}", r"x+1"),
     (r"\binom{5}{2}", r"10"),
     (r"5!", r"120"),
@@ -298,3 +296,83 @@ def test_fractions_are_equal_when_they_are(a: int, b: int, c: int, d: int) -> No
 def test_no_text_raises(text: str) -> None:
     if not {"!", "^", "*"} & set(text):  # those may take forever; the grader kills them
         assert math_reward(rf"\boxed{{{text}}}", "41") in (0.0, 1.0)
+
+
+# Found by attack: each was accepted once, or refused though right.
+ACCEPTED_ONCE = [
+    (r"\frac{10}{3}\approx 3.33", "1=2"),
+    (r"\frac{10}{3}\approx 3.33", "3"),
+    (r"\frac{10}{3}\approx 3.33", r"\frac{10}{3}\approx 3.34"),
+    (r"\frac{10}{3}\approx 3.33", "3.33_3"),
+    (r"\pi\approx 3.14", r"e\approx 3.14"),
+    ("3<5", "1<2"),
+    (r"\frac{dy}{dx}=3x", "x=0"),
+    (r"\frac{dy}{dx}", "0"),
+    (r"\frac{dv}{dt}=9.8-0.5v", r"\frac{dv}{dt}=9.8-0.6v"),
+    (r"3\frac{dv}{dt}=v", r"4\frac{dv}{dt}=v"),
+    ("a=1, b=2", "2,1"),
+    ("a=1, b=2", "a=2, b=1"),
+    ("5", "5 quadrillion"),
+    ("5", "5 lakh"),
+    ("5", r"5 \text{ sixths}"),
+    ("5", "5 wrong"),
+    ("5", "5 dozen"),
+    ("101", "101_2"),
+    ("101_2", "101"),
+    ("5", r"\max(4,5)"),
+    ("10", r"\binom52"),
+    ("-2", r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("2x", r"\frac{d}{dx}x^2"),
+    (r"\cos 70^\circ", r"\cos 70"),
+    (r"\frac{\pi}{4}", r"\frac{\pi}{4}^\circ"),
+    (r"x\in[1,2]", r"y\in[1,2]"),
+    ("6", r"5\approx 6"),
+    ("f(2)", "2f(1)"),
+]
+REFUSED_ONCE = [
+    (r"\frac{10}{3}\approx 3.33", r"\frac{10}{3}"),
+    (r"\frac{10}{3}\approx 3.33", "3.33"),
+    (r"x=\frac{10}{3}\approx 3.33", r"\frac{10}{3}"),
+    (r"\frac{10}{3}", r"x=\frac{10}{3}\approx 3.33"),
+    ("a=1, b=2", "b=2, a=1"),
+    ("a=1, b=2", "1,2"),
+    (r"\frac{dy}{dx}=3x", "3x"),
+    (r"\frac{dy}{dx}=3x", "dy/dx = 3x"),
+    ("11", "x=5+5+1=11"),
+    ("11111111100", r"11,\! 111,\! 111,\! 100"),
+    ("19, 46, 82", r"19, 46, \text{ and } 82"),
+    (r"\frac{NO}{BO}=\frac{1}{2}", r"\frac{1}{2}"),
+    (r"\frac{4}{11}", r"0.\overline{36}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\left[\begin{array}{cc}1&2\\3&4\end{array}\right]"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), ACCEPTED_ONCE)
+def test_what_attacks_found_is_refused(gold: str, answer: str) -> None:
+    assert math_reward(rf"\boxed{{{answer}}}", gold) == 0.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), REFUSED_ONCE)
+def test_what_was_refused_though_right_is_accepted(gold: str, answer: str) -> None:
+    assert math_reward(rf"\boxed{{{answer}}}", gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "question", "reward"),
+    [
+        ("18", r"18 \text{ eggs}", "How many eggs are left?", 1.0),
+        ("18", "18 eggs", "How many eggs are left?", 1.0),
+        ("18", "18 eggs", "How many ducks are left?", 0.0),
+        ("18", "18 dozen eggs", "How many eggs are in a dozen?", 0.0),
+        ("12 apples", "12", "How many apples?", 1.0),
+        ("12 apples", "12 pears", "How many apples and pears?", 0.0),
+        ("5", "5 wrong", "How many answers are wrong?", 0.0),
+        (r"28\%", "28", "What percent is it?", 1.0),
+        ("28", r"28\%", "What percentage is it?", 1.0),
+        (r"28\%", "28", "What share is it?", 0.0),
+        (r"28\%", "0.28", "What percent is it?", 1.0),
+        ("28", "0.28", "What percent is it?", 0.0),
+    ],
+)
+def test_words_of_the_question_are_what_is_counted(gold: str, answer: str, question: str, reward: float) -> None:
+    assert math_reward(rf"\boxed{{{answer}}}", gold, question) == reward
