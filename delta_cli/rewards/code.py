@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from delta_cli.errors import UserError
 from delta_cli.rewards.inside import decode, refuse
+from delta_cli.rewards.judging import countable
 from delta_cli.rewards.sandbox import Limits, Run, Sandbox, ended_well, find_sandbox
 
 Tests = dict[str, Any]
@@ -79,10 +80,23 @@ def check_tests(tests: Tests) -> None:
     for key in KEYS[kind]:
         if not tests.get(key):
             raise UserError(f"code tests of type '{kind}' need a '{key}'")
+    if kind == "asserts":
+        _check_code(tests["code"])
     for case in tests.get("cases", ()):
         for key in CASE_KEYS[kind]:
             if key not in case:
                 raise UserError(f"a case of code tests of type '{kind}' has no '{key}'")
+
+
+def _check_code(code: Any) -> None:
+    try:
+        checks = isinstance(code, str) and countable(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"code tests of type 'asserts' are not Python ({str(error).partition(chr(10))[0]})") from None
+    if not checks:
+        raise UserError(
+            "code tests of type 'asserts' hold nothing to count; write asserts, test functions or a TestCase"
+        )
 
 
 def _asserts(code: str, tests: str, sandbox: Sandbox, limits: Limits, deadline: float) -> tuple[int, int]:

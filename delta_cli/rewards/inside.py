@@ -1,4 +1,4 @@
-"""What runs inside the sandbox: one self-contained module, handed compiled to ``python -I -S``.
+"""What runs inside the sandbox beside the program: handed compiled to ``python -I -S``, without any package.
 
 The program under test is hostile until shown otherwise, so its process only ever emits data that
 somebody else judges:
@@ -7,9 +7,9 @@ somebody else judges:
 - ``calls``: its function is called with each case's arguments; results leave as plain data and
   are compared outside.
 - ``serve`` and ``judge``: two sandboxes joined by a socket. ``serve`` holds the program, ``judge``
-  runs the asserts, with stand-ins for the program's functions that send arguments over and get
-  plain data back. No object, frame or exit code of the program reaches the judge, so there is
-  nothing in reach to patch.
+  (judging.py) runs the tests, with stand-ins for the program's functions that send arguments over
+  and get plain data back. No object, frame or exit code of the program reaches the judge, so there
+  is nothing in reach to patch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 NAME = "solution"  # the module the program believes to be, where it is not the main program
 PLAIN = (type(None), bool, str, float)
 SMALL = 2**63  # integers beyond it travel in hexadecimal: decimal takes quadratic time
-CHANGEABLE = (list, dict, set, bytearray)
+NUMBERS = {"Fraction": "fractions", "Decimal": "decimal"}
+EXACT = tuple((module, name) for name, module in NUMBERS.items())
 
 
 def become(user: int) -> None:
@@ -77,6 +78,11 @@ def encode(value: Any, keep: Callable[[Any], Json]) -> Json:
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             return {kind.__name__: [encode(item, keep) for item in value]}
+    kind_name = type(value).__module__, type(value).__name__
+    if kind_name in EXACT:
+        return {kind_name[1]: str(value)}
+    if kind_name == ("collections", "deque"):
+        return {"deque": [encode(item, keep) for item in value]}
     if isinstance(value, bytes | bytearray):
         return {type(value).__name__: value.hex()}
     if isinstance(value, complex):
@@ -103,6 +109,10 @@ def decode(data: Json, find: Callable[[Json], Any]) -> Any:
         return int(body, 16)
     if tag == "complex":
         return complex(*body)
+    if (module := NUMBERS.get(tag)) is not None:
+        return getattr(__import__(module), tag)(body)
+    if tag == "deque":
+        return __import__("collections").deque(decode(item, find) for item in body)
     return find(data)
 
 
@@ -153,19 +163,61 @@ class Server:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.objects: list[Any] = []
+        self.exceptions: dict[str, type[BaseException]] = {}  # the tests' own, by name
 
     def keep(self, value: Any) -> Json:
+        """What stands for a value that is not plain data; of a data class, with its fields."""
         if isinstance(value, types.ModuleType):
             return {"module": value.__name__}
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return {"exception": value.__name__, "bases": bases(value)}
         self.objects.append(value)
-        return {"object": len(self.objects) - 1}
+        described: Json = {"object": len(self.objects) - 1}
+        fields = getattr(value, "__dataclass_fields__", None)
+        if isinstance(fields, dict):
+            if isinstance(value, type):
+                described |= {"class": value.__name__, "fields": list(fields)}
+            else:
+                values = [[name, encode(getattr(value, name, None), self.keep)] for name in fields]
+                described |= {"record": type(value).__name__, "fields": values}
+        return described
+
+    def named(self, value: Any) -> Json:
+        """A global of the program; what it imported is named by where it is from."""
+        module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+        if isinstance(module, str) and isinstance(name, str) and module.partition(".")[0] in sys.stdlib_module_names:
+            return {"from": module, "name": name}
+        return encode(value, self.keep)
 
     def find(self, data: Json) -> Any:
+        if "callback" in data:
+            return lambda *arguments, **keywords: self.call_back(data["callback"], arguments, keywords)
+        if "exception" in data:
+            return self.exception(data)
         return self.objects[data["object"]]
+
+    def exception(self, data: Json) -> type[BaseException]:
+        """The class of an exception of the tests: a builtin one, or one of its name and kind."""
+        name = data["exception"]
+        if name not in self.exceptions:
+            base = next(getattr(builtins, each) for each in data["bases"] if hasattr(builtins, each))
+            self.exceptions[name] = base if base.__name__ == name else type(name, (base,), {})
+        return self.exceptions[name]
+
+    def call_back(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a function of the tests, which the program was given."""
+        encoded = [encode(value, self.keep) for value in (list(arguments), keywords)]
+        self.link.send({"callback": number, "arguments": encoded[0], "keywords": encoded[1]})
+        reply = self.link.receive()
+        if "raise" not in reply:
+            return decode(reply["value"], self.find)
+        error = self.exception({"exception": reply["raise"], "bases": reply["bases"]})(reply["message"])
+        error._raised_by_tests = reply["number"]  # type: ignore[attr-defined]
+        raise error
 
     def run(self, code: str) -> None:
         namespace = load(code, NAME)
-        names = {name: encode(value, self.keep) for name, value in namespace.items() if not name.startswith("__")}
+        names = {name: self.named(value) for name, value in namespace.items() if not name.startswith("__")}
         self.link.send({"names": names})
         for request in self.link:
             self.link.send(self.answer(request))
@@ -179,123 +231,19 @@ class Server:
             value = target(*arguments, **decode(request["keywords"], self.find))
             return {"value": encode(value, self.keep), "arguments": encode(arguments, self.keep)}
         except Exception as error:
-            return {"raise": type(error).__name__, "message": str(error)}
+            number = getattr(error, "_raised_by_tests", None)
+            return {"raise": type(error).__name__, "bases": bases(type(error)), "message": str(error), "number": number}
+
+
+def bases(kind: type[BaseException]) -> list[str]:
+    """Names of an exception's classes, the nearest first."""
+    return [each.__name__ for each in kind.__mro__ if each is not object]
 
 
 def serve(job: Json) -> None:
     """Run the program, then do what the judge asks for."""
     take_stdout()
     Server(Link(job["link"])).run(job["code"])
-
-
-# ----------------------------------------------------------------------------------- the judge's side
-
-
-class StandIn:
-    """An object of the program, seen from the judge: it can be called and asked, never compared."""
-
-    def __init__(self, judge: Judge, number: int) -> None:
-        self.__dict__.update(_judge=judge, _number=number)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._judge.call(self._number, arguments, keywords)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._judge.ask({"object": self._number, "attribute": name})[0]
-
-    def __len__(self) -> int:
-        try:
-            return int(self.__getattr__("__len__")())
-        except AttributeError as error:  # which list() takes for a failure, not for an object without a length
-            raise TypeError(str(error)) from None
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__getattr__("__getitem__")(key)
-
-    def __iter__(self) -> Any:
-        return self.__getattr__("__iter__")()
-
-    def __next__(self) -> Any:
-        return self.__getattr__("__next__")()
-
-    def _no(self, *_: Any) -> Any:
-        raise TypeError("an object of the program cannot stand for a truth value or be compared")
-
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
-    __hash__ = None  # type: ignore[assignment]
-
-
-class Judge:
-    """Runs the asserts statement by statement against a program in another process."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-
-    def find(self, data: Json) -> Any:
-        return StandIn(self, int(data["object"]))
-
-    def named(self, data: Json) -> Any:
-        """A global of the program: a module of the standard library is ours, whatever the program did to its own."""
-        if isinstance(data, dict) and "module" in data:
-            name = str(data["module"])
-            return __import__(name, fromlist=["_"]) if name in sys.stdlib_module_names else None
-        return decode(data, self.find)
-
-    def names(self) -> dict[str, Any]:
-        """The program's globals that the tests may use; none of them replaces a builtin."""
-        globals_ = self.link.receive()["names"].items()
-        return {name: self.named(data) for name, data in globals_ if name[:2] != "__" and not hasattr(builtins, name)}
-
-    def keep(self, value: Any) -> Json:
-        return {"object": value._number} if type(value) is StandIn else refuse(value)
-
-    def ask(self, request: Json) -> tuple[Any, Json]:
-        """The value of an attribute or call, and the arguments as the call left them."""
-        self.link.send(request)
-        reply = self.link.receive()
-        if "raise" in reply:
-            kind = getattr(builtins, str(reply["raise"]), None)
-            if not (isinstance(kind, type) and issubclass(kind, Exception)):
-                kind = RuntimeError
-            raise kind(str(reply["message"]))
-        return decode(reply["value"], self.find), reply.get("arguments")
-
-    def call(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        request = {
-            "object": number,
-            "arguments": encode(list(arguments), self.keep),
-            "keywords": encode(keywords, self.keep),
-        }
-        value, after = self.ask(request)
-        for mine, theirs in zip(arguments, decode(after, self.find), strict=True):
-            if type(mine) in CHANGEABLE and type(mine) is type(theirs) and mine != theirs:
-                mine.clear()
-                (mine.update if isinstance(mine, dict | set) else mine.extend)(theirs)
-        return value
-
-    def run(self, tests: str) -> tuple[int, int, int]:
-        """Of the checks (asserts and calls at the top of the tests) passed and present, and statements failed."""
-        import ast
-
-        namespace = {**self.names(), "__name__": "tests"}
-        passed = checks = failed = 0
-        for statement in ast.parse(tests).body:
-            is_check = isinstance(statement, ast.Assert | ast.Expr)
-            checks += is_check
-            try:
-                exec(compile(ast.Module([statement], []), "<tests>", "exec"), namespace)
-                passed += is_check
-            except BaseException:  # whatever ends a test, SystemExit too, is a failure of that test
-                failed += 1
-        return passed, checks, failed
-
-
-def judge(job: Json) -> None:
-    """Run the asserts and write how many passed."""
-    out = take_stdout()
-    passed, checks, failed = Judge(Link(job["link"])).run(job["tests"])
-    out.write(f"{passed} {checks} {failed}")
-    out.flush()
 
 
 # ------------------------------------------------------------------------------------------ start-up
@@ -348,4 +296,9 @@ def main(file: IO[bytes]) -> None:
         become(job["user"])
     limit(**job["limits"])
     sys.path.append(job["packages"])
-    {"program": program, "calls": calls, "serve": serve, "judge": judge}[job["mode"]](job)
+    if job["mode"] == "judge":
+        from delta_cli.rewards.judging import judge
+
+        judge(job)
+    else:
+        {"program": program, "calls": calls, "serve": serve}[job["mode"]](job)

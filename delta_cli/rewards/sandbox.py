@@ -11,6 +11,7 @@ import itertools
 import json
 import marshal
 import os
+import platform
 import secrets
 import selectors
 import shutil
@@ -20,7 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -29,17 +30,23 @@ from typing import IO, Any
 import numpy
 
 from delta_cli.errors import UserError
+from delta_cli.rewards.syscalls import seccomp_filter
 
 SCRATCH = "/scratch"
 PACKAGES = "/packages"  # where numpy is, which tests and solutions may import beside the standard library
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
 FIRST_USER = 10**9  # of the range that runs started by root draw their users from
-# What Python is started with: inside.py, compiled, and then its job come from an open file.
-START = (
-    "import marshal, sys; file = open(int(sys.argv[1]), 'rb'); inside = {'__name__': 'inside'}; "
-    "exec(marshal.load(file), inside); inside['main'](file)"
-)
+# What Python is started with: modules, compiled, and then the job come from an open file.
+START = """
+import marshal, sys
+file = open(int(sys.argv[1]), 'rb')
+for name, code in marshal.load(file):
+    module = sys.modules[name] = type(sys)(name)
+    exec(code, module.__dict__)
+    if hasattr(module, 'main'): main = module.main
+main(file)
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Limits:
 
     seconds: int  # CPU time
     memory: int = 2**30
-    processes: int = 8  # and threads, in its sandbox
+    processes: int = 8  # threads; where no filter forbids it, processes, too
     file_bytes: int = 16 * 2**20
 
 
@@ -64,10 +71,16 @@ class Sandbox:
         """The folder inside the sandbox that numpy can be imported from."""
         return PACKAGES if self.kind == "bwrap" else str(_numpy()[0].parent)
 
-    def command(self, scratch: str) -> list[str]:
-        """What goes before the Python command."""
+    @property
+    def filter(self) -> bytes | None:
+        """The system calls it does not let through, as bubblewrap reads them."""
+        return seccomp_filter(platform.machine()) if self.kind == "bwrap" else None
+
+    def command(self, scratch: str, filter_fd: int | None = None) -> list[str]:
+        """What goes before the Python command. ``filter_fd`` is an open file with the filter."""
         if self.kind == "bwrap":
-            return [self.executable, *_bubblewrap(self.executable)]
+            seccomp = ["--seccomp", str(filter_fd)] if filter_fd is not None else []
+            return [self.executable, *seccomp, *_bubblewrap(self.executable)]
         if self.kind == "sandbox-exec":
             return [self.executable, "-p", _seatbelt(scratch)]
         return []
@@ -140,11 +153,15 @@ class Run:
         """Start ``inside.py`` on a job. The job and the input are open files without a name."""
         user = FIRST_USER + secrets.randbelow(10**9) if self.sandbox.kind == "bwrap" and _is_root() else None
         job = {**job, "limits": asdict(limits), "user": user, "packages": self.sandbox.packages}
-        task = _file(_inside() + marshal.dumps(job))
+        task = _file(_inside(job["mode"] == "judge") + marshal.dumps(job))
         source = _file(stdin.encode(errors="surrogatepass"))
-        with task, source:
+        calls = None if self.sandbox.filter is None else _file(self.sandbox.filter)
+        with task, source, calls or nullcontext():
+            if calls is not None:
+                fds = (*fds, calls.fileno())
+            command = self.sandbox.command(self._scratch, calls.fileno() if calls is not None else None)
             process = subprocess.Popen(
-                [*self.sandbox.command(self._scratch), *_python(), START, str(task.fileno())],
+                [*command, *_python(), START, str(task.fileno())],
                 stdin=source,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -210,9 +227,13 @@ def _python() -> list[str]:
 
 
 @functools.cache
-def _inside() -> bytes:
-    source = files("delta_cli.rewards").joinpath("inside.py").read_text(encoding="utf-8")
-    return marshal.dumps(compile(source, "<inside>", "exec"))
+def _inside(judging: bool) -> bytes:
+    """The modules that run inside, compiled, with their names."""
+    modules = []
+    for name in ("inside", "pytest_stub", "judging")[: 3 if judging else 1]:
+        source = files("delta_cli.rewards").joinpath(f"{name}.py").read_text(encoding="utf-8")
+        modules.append((f"delta_cli.rewards.{name}", compile(source, f"<{name}>", "exec")))
+    return marshal.dumps(modules)
 
 
 # ------------------------------------------------------------------------------------ bubblewrap

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,12 @@ from delta_cli.rewards.sandbox import find_sandbox
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
+_SPEC = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
+assert _SPEC is not None
+assert _SPEC.loader is not None
+hostile = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(hostile)
+
 SECONDS = 1.0
 SECRET = 987654321012345  # the expected answer: only a program that found it out can give it
 FORMS: dict[str, dict[str, Any]] = {
@@ -27,131 +36,39 @@ FORMS: dict[str, dict[str, Any]] = {
         "entry_point": "f",
         "cases": [{"args": [3], "expected": SECRET}, {"args": [4], "expected": SECRET + 1}],
     },
+    "pytest": {
+        "type": "asserts",
+        "code": f"import math\ndef test_f():\n    assert f(3) == {SECRET}\n    assert math.isclose(f(4), {SECRET + 1})",
+    },
+    "unittest": {
+        "type": "asserts",
+        "code": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+        f"        self.assertEqual(f(3), {SECRET})",
+    },
+    "loop": {
+        "type": "asserts",
+        "code": f"for x, y in zip((3, 4), map(f, (3, 4))):\n    assert y == {SECRET} + x - 3\n"
+        "assert all(map(f, [[1]]))",
+    },
     "stdio": {
         "type": "stdio",
         "cases": [{"input": "3", "output": str(SECRET)}, {"input": "4", "output": str(SECRET + 1)}],
     },
 }
 
-# What f does when it is called.
-ATTACKS = {
-    "fork bomb": "while True: os.fork()",
-    "thread bomb": "import threading\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
-    "memory bomb": "held = []\nwhile True: held.append(bytearray(2**26))",
-    "one big allocation": "bytearray(2**36)",
-    "endless output": "while True: os.write(1, b'9' * 65536)",
-    "endless output on stderr": "while True: os.write(2, b'9' * 65536)",
-    "endless loop": "while True: pass",
-    "endless sleep": "time.sleep(999)",
-    "closes its output and sleeps": "os.close(1); time.sleep(999)",
-    "ignores signals": "import signal\n[signal.signal(s, signal.SIG_IGN) for s in (2, 15, 24)]\nwhile True: pass",
-    "child that outlives it": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(999)",
-    "fills the disk": "i = 0\nwhile True:\n    i += 1\n    open(f'file{i}', 'wb').write(b'0' * 2**24)",
-    "kills everyone": "import signal\nos.kill(os.getppid(), 9)\nos.kill(1, 9)\nos.kill(-1, 9)",
-    "exits early": "sys.exit(0)",
-    "exits hard": "os._exit(0)",
-    "exits at exit": "import atexit\natexit.register(os._exit, 0)",
-    "crashes": "import ctypes\nctypes.string_at(0)",
-    "recurses": "sys.setrecursionlimit(10**9)\ndef r(): return r()\nr()",
-    "execs": "os.execv('/bin/true', ['true'])",
-}
-
-IMPORTS = "import os, sys, time\n"
-
-# Ways to look right without knowing the answer. The last two show that they found it by giving it.
-CHEATS = {
-    "equal to everything": """
-class A(int):
-    __eq__ = lambda *_: True
-    __ne__ = lambda *_: False
-    __hash__ = int.__hash__
-def f(x): return A()
-""",
-    "an object equal to everything": """
-class A:
-    __eq__ = lambda *_: True
-    __bool__ = lambda *_: True
-def f(x): return A()
-""",
-    "patched builtins": """
-import builtins
-builtins.AssertionError = type('Never', (Exception,), {})
-builtins.__build_class__ = None
-builtins.int = builtins.float = builtins.str = lambda *_: 0
-def f(x): return 7
-""",
-    "patched json": """
-import json
-json.dumps = json.loads = lambda *_, **__: '{"value": true}'
-def f(x): return 7
-""",
-    "frames": """
-import sys
-def f(x):
-    frame, found = sys._getframe(), []
-    while frame:
-        found += [v for v in (*frame.f_code.co_consts, *frame.f_locals.values()) if isinstance(v, int) and v > 10**10]
-        frame = frame.f_back
-    return found[0] + x - 3 if found else 7
-""",
-    "garbage collector": """
-import gc
-def f(x):
-    for thing in gc.get_objects():
-        if isinstance(thing, (dict, list, tuple)):
-            values = thing.values() if isinstance(thing, dict) else thing
-            for value in list(values):
-                if type(value) is int and 10**14 < value < 10**16: return value + x - 3
-    return 7
-""",
-    "trace": """
-import sys
-def tracer(frame, event, argument): return tracer
-sys.settrace(tracer)
-def f(x): return 7
-""",
-    "forged messages": """
-import os, json
-lines = [{"passed": 2, "checks": 2, "failed": 0}, {"value": True}, {"names": {"__builtins__": {"dict": []}}}]
-for number in range(1, 64):
-    for line in (*map(json.dumps, lines), "2 2 0"):
-        try: os.write(number, (line + "\\n").encode())
-        except OSError: pass
-def f(x): return 7
-""",
-    "replaced names": """
-abs = len = print = isinstance = lambda *_: True
-class AssertionError(BaseException): pass
-def f(x): return 7
-""",
-    "the answer on disk": """
-import os
-secret = 987654321012 * 1000 + 345
-def f(x):
-    for folder, _, names in os.walk("/"):
-        for name in names:
-            try:
-                if str(secret) in open(os.path.join(folder, name), errors="ignore").read(10**6): return secret + x - 3
-            except OSError: pass
-    return 7
-""",
-    "the answer in open files and other processes": """
-import os
-secret = 987654321012 * 1000 + 345
-def f(x):
-    for place in [*range(3, 64), *(f"/proc/{p}/{name}" for p in range(400) for name in ("cmdline", "environ"))]:
-        try:
-            text = os.pread(place, 10**6, 0).decode(errors="ignore") if isinstance(place, int) else open(place).read()
-            if str(secret) in text: return secret + x - 3
-        except OSError: pass
-    return 7
-""",
+# A program: what f does when it is called, or a whole one.
+PROGRAMS = {
+    **{
+        name: f"def f(x):\n{textwrap.indent(body.strip(), '    ')}\n    return 7"
+        for name, body in hostile.ATTACKS.items()
+    },
+    **hostile.CHEATS,
 }
 
 
 def run(code: str, form: str, seconds: float = SECONDS) -> float:
     main = "if __name__ == '__main__': print(f(int(input())))"
-    return code_reward(f"```python\n{IMPORTS}{code}\n{main}\n```", FORMS[form], seconds=seconds)
+    return code_reward(f"```python\n{hostile.IMPORTS}{code}\n{main}\n```", FORMS[form], seconds=seconds)
 
 
 def living() -> set[str]:
@@ -186,25 +103,33 @@ def _nothing_is_left() -> Iterator[None]:
     assert not left
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_attack_is_contained(name: str) -> None:
-    body = ATTACKS[name]
-    indented = "\n".join("    " + line for line in body.splitlines())
-    form = ("asserts", "calls", "stdio")[sorted(ATTACKS).index(name) % 3]
+def _attack(name: str, form: str) -> tuple[float, float]:
+    """What the program earned, and how long it took."""
     started = time.monotonic()
-    assert run(f"def f(x):\n{indented}\n    return 7", form) == 0.0
-    assert time.monotonic() - started < SECONDS + 2
+    return run(PROGRAMS[name], form), time.monotonic() - started
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_attack_is_contained_and_earns_nothing(name: str) -> None:
+    form = sorted(FORMS)[sorted(PROGRAMS).index(name) % len(FORMS)]
+    earned, seconds = _attack(name, form)
+    assert earned == 0.0
+    assert seconds < SECONDS + 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CHEATS)
-def test_cheat_earns_nothing(name: str, form: str) -> None:
-    assert run(CHEATS[name], form) == 0.0
+def test_every_attack_in_every_form(form: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        results = dict(zip(PROGRAMS, pool.map(lambda name: _attack(name, form), PROGRAMS), strict=True))
+    assert len(results) >= 100
+    assert {name: result for name, result in results.items() if result[0] or result[1] > SECONDS + 9} == {}
 
 
 def test_the_answer_itself_earns_everything() -> None:
-    for form in FORMS:
+    for form in sorted(FORMS.keys() - {"loop"}):
         assert run(f"def f(x): return {SECRET - 3} + x", form, seconds=20) == 1.0
+    assert run(f"def f(x): return x if x == [1] else {SECRET - 3} + x", "loop", seconds=20) == 1.0
 
 
 def test_writes_nothing_outside(tmp_path: Path) -> None:
