@@ -6,7 +6,8 @@ import multiprocessing
 import resource
 import sys
 import threading
-from concurrent.futures import Future
+import time
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,6 +24,7 @@ from delta_cli.rewards.spec import RewardSpec
 from delta_cli.rewards.verifiers import Verifier, verifier
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
+TICK = 0.05  # seconds between two looks at what runs
 WORKER_TASKS = 4096  # responses a worker grades before a fresh one takes over
 
 
@@ -52,6 +54,7 @@ class Grader:
         self.timeout = timeout
         self._pool: ProcessPool | None = None
         self._lock = threading.Lock()
+        self._clock: _Clock | None = None
         self._pending: set[Future[Verdict]] = set()
 
     def __enter__(self) -> Grader:
@@ -64,7 +67,10 @@ class Grader:
 
     def check(self, problem: Problem) -> None:
         """Grade an empty response to one example. Raises UserError with one line where that fails."""
-        error = self._schedule("", problem).exception()
+        try:
+            error = self._schedule("", problem).exception()
+        except CancelledError:
+            error = FutureTimeoutError()
         if error is not None:
             spec = self.spec
             what = f"{spec.path}:{spec.function}" if spec.kind == "custom" else f"the {spec.kind} reward"
@@ -87,6 +93,9 @@ class Grader:
         """End the workers. What is still being graded fails."""
         with self._lock:
             pool, self._pool = self._pool, None
+            clock, self._clock = self._clock, None
+        if clock is not None:
+            clock.stop()
         for result in list(self._pending):
             self._settle(result, Verdict(0.0, False, "error: the grader was closed"))
         if pool is not None:
@@ -114,12 +123,14 @@ class Grader:
                     initargs=(self.spec,),
                     context=multiprocessing.get_context("spawn"),  # a fork would inherit the threads of torch
                 )
-            return self._pool.schedule(_grade, args=(self.spec, response, problem), timeout=self.timeout)
+            if self._clock is None:
+                self._clock = _Clock(self.timeout)
+            return self._clock.watch(self._pool.schedule(_grade, args=(self.spec, response, problem)))
 
     def _finish(self, result: Future[Verdict], done: Future[float], shaping: float) -> None:
         if result not in self._pending:
             return  # the grader was closed meanwhile
-        error = done.exception()
+        error = FutureTimeoutError() if done.cancelled() else done.exception()
         if error is None:
             base = done.result()
             self._settle(result, Verdict(base + shaping, base >= 1.0, None))
@@ -132,6 +143,40 @@ class Grader:
         except KeyError:
             return  # settled already: the grader was closed meanwhile
         result.set_result(verdict)
+
+
+class _Clock:
+    """Ends what has run for longer than the limit, by a clock that cannot jump.
+
+    The pool's own limit reads the time of day: set forward, it would end every verification at once.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._stopped = threading.Event()
+        self._watched: dict[Future[float], float | None] = {}  # when each was first seen to run
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def watch(self, future: Future[float]) -> Future[float]:
+        with self._lock:
+            self._watched[future] = None
+        return future
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(TICK):
+            with self._lock:
+                self._watched = {future: start for future, start in self._watched.items() if not future.done()}
+                running = [future for future in self._watched if future.running()]
+                now = time.monotonic()
+                for future in running:
+                    self._watched[future] = self._watched[future] or now
+            for future in running:
+                if now - (self._watched.get(future) or now) > self.limit:
+                    future.cancel()  # which kills its worker
 
 
 def _well_formed(response: str, spec: RewardSpec) -> bool:
