@@ -80,10 +80,17 @@ class Filter:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, row)
             case ast.UnaryOp(operand=operand):
-                return -self._value(operand, row)
+                return self._negative(self._value(operand, row), node)
             case ast.Compare():
                 return self._compare(node, row)
         raise AssertionError(ast.dump(node))  # __init__ lets nothing else through
+
+    def _negative(self, value: Any, node: ast.expr) -> Any:
+        """None stays missing; a text is negated where it is a number's, as in a CSV file."""
+        try:
+            return None if value is None else -float(value) if isinstance(value, str) else -value
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{value!r} in '{ast.unparse(node)}' is not a number") from error
 
     def _compare(self, node: ast.Compare, row: Mapping[str, Any]) -> bool:
         left = self._value(node.left, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -95,7 +96,13 @@ def load_problems(
     located = sources.rows(spec.source, layout.config, layout.split, _columns(layout, condition), layout.files)
     kept, report = _collect(located, spec.source, layout, condition)
     if tokenizer is not None and max_prompt_tokens is not None:
-        fitting = [p for p in kept if len(encode_prompt(p, spec.template, tokenizer)) <= max_prompt_tokens]
+        longest = max_prompt_tokens * tokenizer.longest_token  # characters; beyond, nothing needs to be encoded
+        fitting = [
+            problem
+            for problem in kept
+            if len(problem.question) <= longest
+            and len(encode_prompt(problem, spec.template, tokenizer)) <= max_prompt_tokens
+        ]
         report = replace(report, kept=len(fitting), too_long=len(kept) - len(fitting))
         kept = fitting
     if not kept:
@@ -145,11 +152,11 @@ def _collect(
     kept: dict[str, Problem] = {}  # by question
     left_out: Counter[str] = Counter()
     read = 0
-    for _, row in located:
+    for where, row in located:
         read += 1
         if condition is not None and not condition(row):
             left_out["filtered"] += 1
-        elif not (question := _question(row, layout)):
+        elif not (question := _whole(_question(row, layout), where)):
             left_out["empty"] += 1
         elif (answer := _answer(row, layout)) is None:
             left_out["without_gold"] += 1
@@ -171,6 +178,18 @@ def _question(row: Row, layout: Layout) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
+def _whole(text: str, where: str) -> str:
+    """The text, where it can be encoded. Raises UserError that names the row."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        broken = f"U+{ord(text[error.start]):04X}"
+        raise UserError(
+            f"{where}: character {error.start + 1} of the question is half a character ({broken}); write it in UTF-8"
+        ) from None
+    return text
+
+
 def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
     """The gold answer as text, tests of a program as they are, None where there is neither."""
     if layout.read_answer and any(row[column] is None for column in layout.columns):
@@ -180,7 +199,9 @@ def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
         return value or None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    text = str(value)
+    if isinstance(value, float) and not math.isfinite(value):  # what JSON writes as NaN, and a table for an empty cell
+        return None
+    text = str(value).encode(errors="replace").decode()
     if layout.answer_pattern is not None:
         found = list(re.finditer(layout.answer_pattern, text))
         text = (found[-1][1] or "") if found else ""

@@ -39,6 +39,7 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._known = np.zeros(self.vocab_size, dtype=bool)
         self._known[list(vocabulary.values())] = True
+        self.longest_token: int = max(map(len, vocabulary), default=1)  # characters that one token can stand for
         self.eos_ids: tuple[int, ...] = tuple(sorted(self._declared_ids(configs, "eos")))
         self.pad_id: int = next(iter([*self._declared_ids(configs, "pad"), *self.eos_ids]), 0)
 

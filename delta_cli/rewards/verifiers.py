@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.rewards.choice import choice_reward
-from delta_cli.rewards.code import code_reward
+from delta_cli.rewards.code import check_tests, code_reward
 from delta_cli.rewards.lenient import LENIENT
 from delta_cli.rewards.mathematics import math_reward, warm_up
-from delta_cli.rewards.spec import RewardSpec
+from delta_cli.rewards.spec import Kind, RewardSpec
 
 Verifier = Callable[[str, Problem], float]
+
+
+def check_answers(kind: Kind, problems: Sequence[Problem]) -> None:
+    """Raise UserError with one line on the first problem whose answer a verifier of that kind cannot use."""
+    for problem in problems:
+        if kind == "code":
+            try:
+                check_tests(problem.answer)
+            except UserError as error:
+                raise UserError(f"problem '{problem.id}' of {problem.source}: {error}") from None
+        elif kind == "math" and not isinstance(problem.answer, str):
+            raise UserError(
+                f"problem '{problem.id}' of {problem.source}: its answer is an object, which no answer in mathematics "
+                'is equal to; name the column of the answer in data.answer, or set reward.kind = "code"'
+            )
 
 
 def verifier(spec: RewardSpec) -> Verifier:

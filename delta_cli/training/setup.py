@@ -22,6 +22,7 @@ from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.rewards.spec import Overlong, RewardSpec
+from delta_cli.rewards.verifiers import check_answers
 from delta_cli.training.observer import Notice, Observer
 from delta_cli.training.run_folder import FollowedFolder, RunFolder
 from delta_cli.training.trainer import Trainer
@@ -96,9 +97,9 @@ def template_of(recipe: Recipe) -> str:
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
-    """The recipe's problems; raises UserError where there are none."""
+    """The recipe's problems; raises UserError where there are none, or their answers are not what the reward needs."""
     data = recipe.data
-    return load_problems(
+    loaded = load_problems(
         DataSpec(
             source=data.source,
             layout=data.layout,
@@ -117,6 +118,8 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
         tokenizer,
         recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" else None,
     )
+    check_answers(recipe.reward.kind, (*loaded.problems, *loaded.held_out))
+    return loaded
 
 
 def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:

@@ -61,3 +61,9 @@ def test_anything_else_is_refused_when_it_is_read(text: str) -> None:
 def test_what_cannot_be_compared_is_named(text: str) -> None:
     with pytest.raises(UserError, match="cannot compare"):
         Filter(text)(ROW)
+
+
+def test_a_text_that_is_no_number_cannot_be_negative() -> None:
+    assert Filter("-level > -3")({"level": "2"})
+    with pytest.raises(UserError, match="'hard' in '-level' is not a number"):
+        Filter("-level > 3")({"level": "hard"})

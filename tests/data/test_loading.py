@@ -193,3 +193,33 @@ def test_malformed_files_are_one_line_that_says_where(tmp_path: Path, name: str,
 def test_settings_that_cannot_be(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         load_problems(DataSpec(**values))
+
+
+def test_an_answer_that_is_not_finite_is_none(tmp_path: Path) -> None:
+    lines = [
+        f'{{"question": "{i}?", "answer": {gold}}}' for i, gold in enumerate(["NaN", "Infinity", "-Infinity", "5"])
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    loaded = load_problems(DataSpec(source=str(tmp_path / "data.jsonl")))
+    assert [problem.answer for problem in loaded.problems] == ["5"]
+    assert loaded.report.without_gold == 3
+
+
+def test_half_a_character_is_named_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"question": "1?", "answer": "1"}\n{"question": "a\\ud800", "answer": "1"}')
+    with pytest.raises(UserError, match=r"data.jsonl:2: character 2 .*U\+D800"):
+        load_problems(DataSpec(source=str(tmp_path / "data.jsonl")))
+
+
+def test_a_huge_row_is_not_encoded(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_jsonl(
+        tmp_path / "data.jsonl", [{"question": "1" * 10**6, "answer": "1"}, {"question": "1+1?", "answer": "2"}]
+    )
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text, **more: (encoded.append(len(text)), encode(self, text, **more))[1]
+    )
+    loaded = load_problems(DataSpec(source=str(tmp_path / "data.jsonl")), tokenizer, 20)
+    assert (loaded.report.kept, loaded.report.too_long) == (1, 1)
+    assert max(encoded) < 1000
