@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart test quick lint format clean
+.PHONY: quickstart test quick fuzz lint format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
@@ -16,6 +16,11 @@ test: .venv/test
 
 quick: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+# Random recipes, data, folders, answers and programs, with fresh seeds: make fuzz MINUTES=30
+MINUTES ?= 10
+fuzz: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(MINUTES)
 
 lint: .venv/test
 	$(BIN)/ruff check .

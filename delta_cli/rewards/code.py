@@ -75,17 +75,21 @@ def code_blocks(response: str) -> list[str]:
 def check_tests(tests: Tests) -> None:
     """Raise UserError with one line unless the tests have one of the three forms."""
     kind = tests.get("type") if isinstance(tests, dict) else None
-    if kind not in KEYS:
-        raise UserError(f"code tests need a 'type' of {', '.join(KEYS)}; got {kind!r}")
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise UserError(f"code tests need a 'type' of {', '.join(KEYS)}; got {str(kind)[:60]!r}")
     for key in KEYS[kind]:
-        if not tests.get(key):
-            raise UserError(f"code tests of type '{kind}' need a '{key}'")
+        form = list if key == "cases" else str
+        if not tests.get(key) or not isinstance(tests[key], form):
+            raise UserError(f"code tests of type '{kind}' need a '{key}', a {'list' if form is list else 'text'}")
     if kind == "asserts":
         _check_code(tests["code"])
     for case in tests.get("cases", ()):
         for key in CASE_KEYS[kind]:
-            if key not in case:
+            if not isinstance(case, dict) or key not in case:
                 raise UserError(f"a case of code tests of type '{kind}' has no '{key}'")
+            form = {"input": str, "output": str, "args": list}.get(key, object)
+            if not isinstance(case[key], form):
+                raise UserError(f"a case of code tests of type '{kind}': '{key}' is no {form.__name__}")
 
 
 def _check_code(code: Any) -> None:

@@ -82,7 +82,8 @@ class RunFolder:
                 if file.exists():
                     _write_whole(file, "".join(map(_line, _up_to(step, file))))
             for file in self.rollouts.glob("step-*.jsonl.gz"):
-                if int(file.name[5:-9]) > (step or 0):
+                number = file.name[5:-9]  # what somebody else put there stays
+                if number.isdecimal() and int(number) > (step or 0):
                     file.unlink()
             _write_whole(self.recipe, recipe)
 

@@ -1,0 +1,41 @@
+"""Runs the fuzzer for some minutes, with a fresh seed each time, and keeps what it finds.
+
+    python -m tests.fuzz MINUTES
+
+Every failure is saved with its smallest example in fuzz-failures/; the next run tries it first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOUND = Path("fuzz-failures")
+
+
+def main() -> int:
+    """Exit code 1 where anything was found."""
+    end = time.monotonic() + 60 * float(sys.argv[1])
+    rounds, failures = 0, 0
+    while time.monotonic() < end:
+        seed = secrets.randbelow(2**32)
+        command = [sys.executable, "-m", "pytest", "tests/fuzz", "-q", "-n", "0", f"--hypothesis-seed={seed}"]
+        environment = os.environ | {"DELTA_FUZZ": "1"}
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        rounds += 1
+        if run.returncode:
+            failures += 1
+            FOUND.mkdir(exist_ok=True)
+            file = FOUND / f"seed-{seed}.txt"
+            file.write_text(run.stdout + run.stderr, encoding="utf-8")
+            print(f"seed {seed}: {run.stdout.splitlines()[-1]}; see {file}", flush=True)
+    print(f"{rounds} rounds, {failures} with failures")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

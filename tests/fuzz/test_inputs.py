@@ -1,0 +1,226 @@
+"""Whatever is in a recipe, a data set, a model's folder or a run's: it is used, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends import registry
+from backends.interface import BackendError, BackendSettings
+from delta_cli.assets import model_path
+from delta_cli.data.filters import Filter
+from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe, load_recipe, to_toml
+from delta_cli.rewards.verifiers import check_answers
+from delta_cli.training import checkpoint
+from delta_cli.training.run_folder import RunFolder, read_lines
+
+ONE_LINE = (UserError, BackendError)
+KEYS = sorted(
+    f"{section}.{key}"
+    for section, table in Recipe.model_json_schema()["$defs"].items()
+    for key in table.get("properties", {})
+)
+SECTIONS = sorted(Recipe.model_fields)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(
+        ["", "\0", "\ud800", "a\nb", "../..", "/", "~", "1e999", "nan", "{", "[", '"', "fake", "code", "chat"]
+    )
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def refused_in_one_line(action: Callable[[], Any]) -> Any:
+    """What the action returns; None where it is refused, in one line."""
+    try:
+        return action()
+    except ONE_LINE as error:
+        if not str(error).strip() or "\n" in str(error):
+            raise AssertionError(f"not one line: {str(error)!r}") from error
+        return None
+
+
+def toml(value: Any) -> str:
+    """A value as TOML may write it, or as near as it comes."""
+    return json.dumps(value) if not isinstance(value, float) else repr(value)
+
+
+# ------------------------------------------------------------------------------------ recipes and overrides
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*KEYS, *SECTIONS, "extends"]), JSON), max_size=5),
+    st.sampled_from(["", "extends = 'quickstart.toml'\n", 'extends = "\\u0000"\n', "[run]\n", "[[data]]\n"]),
+    st.binary(max_size=20),
+)
+def test_recipes(pairs: list[tuple[str, Any]], start: str, end: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.toml"
+        lines = "\n".join(f"{key} = {toml(value)}" for key, value in pairs)
+        file.write_bytes((start + lines + "\n").encode(errors="surrogatepass") + end)
+        recipe = refused_in_one_line(lambda: load_recipe(file))
+        if recipe is not None:
+            file.write_text(to_toml(recipe))
+            assert load_recipe(file) == recipe
+
+
+@given(
+    st.lists(st.sampled_from([*KEYS, *SECTIONS, "x", ""]), max_size=3),
+    st.lists(JSON | st.text(max_size=20), max_size=3),
+)
+def test_overrides(names: list[str], values: list[Any]) -> None:
+    section = [name.split(".")[-1] for name in names]
+    overrides = [
+        f"{SECTIONS[hash(name) % len(SECTIONS)]}.{name}={value}" for name, value in zip(section, values, strict=False)
+    ]
+    overrides += [f"{name}={toml(value)}" for name, value in zip(names, values, strict=False)]
+    refused_in_one_line(lambda: load_recipe(None, overrides))
+
+
+# ------------------------------------------------------------------------------------------------- data
+
+ROWS = st.lists(st.dictionaries(st.sampled_from(["question", "answer", "level", "x"]), JSON, max_size=4), max_size=5)
+
+
+@given(ROWS, st.binary(max_size=20), st.sampled_from([".jsonl", ".json", ".csv", ".jsonl.gz", ".parquet", ".txt"]))
+def test_data(rows: list[Any], noise: bytes, suffix: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"data{suffix}"
+        content = json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows))
+        file.write_bytes(content.encode() + noise)
+        tokenizer = Tokenizer.load(model_path("tiny-base"))
+        loaded = refused_in_one_line(lambda: load_problems(DataSpec(source=str(file)), tokenizer, 50))
+        if loaded is not None:
+            for kind in ("math", "code"):
+                refused_in_one_line(lambda kind=kind: check_answers(kind, loaded.problems))  # type: ignore[misc]
+
+
+WORDS = st.sampled_from(
+    ["level", "x", "a.b", "3", "-", "not ", " and ", " or ", ">", "==", " in ", "[", "]", "(", ")", "'q'", ","]
+)
+
+
+@given(
+    st.lists(WORDS, max_size=12).map("".join) | st.text(max_size=20),
+    st.dictionaries(st.sampled_from(["level", "x", "a"]), JSON),
+)
+def test_filters(text: str, row: dict[str, Any]) -> None:
+    refused_in_one_line(lambda: Filter(text)(row))
+
+
+# ------------------------------------------------------------------------------------- folders of models
+
+EDITS = st.tuples(
+    st.sampled_from(
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+    ),
+    st.sampled_from(["key", "cut", "bytes", "gone"]),
+    st.text(max_size=8)
+    | st.sampled_from(["hidden_size", "vocab_size", "eos_token_id", "model_type", "num_hidden_layers"]),
+    JSON,
+    st.integers(0, 2000),
+)
+
+
+def damage(folder: Path, edit: tuple[str, str, str, Any, int]) -> None:
+    """Change a file of a folder: a key, its end, some bytes, or all of it."""
+    name, kind, key, value, place = edit
+    file = folder / name
+    if not file.is_file():
+        return
+    content = file.read_bytes()
+    if kind == "gone":
+        file.unlink()
+    elif kind == "cut":
+        file.write_bytes(content[:place])
+    elif kind == "bytes":
+        file.write_bytes(content[:place] + json.dumps(value).encode() + content[place + 3 :])
+    elif name.endswith(".json"):
+        table = json.loads(content)
+        if isinstance(table, dict):
+            file.write_text(json.dumps(table | {key: value}))
+
+
+@given(st.lists(EDITS, min_size=1, max_size=2))
+def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "model"
+        shutil.copytree(model_path("tiny-base"), folder)
+        for edit in edits:
+            damage(folder, edit)
+        tokenizer = refused_in_one_line(lambda: Tokenizer.load(str(folder)))
+        if tokenizer is None:  # which a run loads first
+            return
+        refused_in_one_line(lambda: tokenizer.chat("1+1=?"))
+        backend = refused_in_one_line(lambda: registry.create("fake", BackendSettings(str(folder))))
+        if backend is not None:
+            backend.close()
+
+
+# --------------------------------------------------------------------------------- checkpoints and runs
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with two files."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    checkpoint.save(root, checkpoint.State(2, 2), "recipe", write)
+    return root
+
+
+CHECKPOINT_EDITS = st.tuples(
+    st.sampled_from(["manifest.json", "state.json", "recipe.toml", "model.safetensors"]),
+    st.sampled_from(["key", "cut", "bytes", "gone"]),
+    st.sampled_from(["format", "files", "step", "draws", "x"]),
+    JSON,
+    st.integers(0, 200),
+)
+
+
+@given(edits=st.lists(CHECKPOINT_EDITS, min_size=1, max_size=2))
+def test_checkpoints(saved: Path, edits: list[tuple[str, str, str, Any, int]]) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        root = Path(parent) / "checkpoints"
+        shutil.copytree(saved, root)
+        for edit in edits:
+            damage(root / "step-000002", edit)
+        problem = checkpoint.check(root / "step-000002")
+        assert problem is None or "\n" not in problem
+        found, damaged = checkpoint.find(root)
+        assert (found is None) == (problem is not None) == bool(damaged)
+
+
+@given(st.lists(JSON, max_size=4), st.binary(max_size=12), st.lists(st.text(max_size=8), max_size=2))
+def test_records(lines: list[Any], noise: bytes, strays: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = RunFolder(Path(parent))
+        folder.rollouts.mkdir()
+        for stray in strays:
+            if stray and not {"/", "\0"} & set(stray):
+                (folder.rollouts / f"step-{stray}.jsonl.gz".encode(errors="replace").decode()).touch()
+        folder.metrics.write_bytes("\n".join(map(json.dumps, lines)).encode() + noise)
+        refused_in_one_line(lambda: list(read_lines(folder.metrics)))
+        refused_in_one_line(lambda: folder.begin("recipe", 2))
