@@ -59,7 +59,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Table:
     parent = table.pop("extends", None)
     if parent is None:
         return table
-    if not isinstance(parent, str):
+    if not isinstance(parent, str) or "\0" in parent:
         raise UserError(f"{path}: extends = {parent!r} must be the path of a recipe, as text")
     base = _read(path.parent / parent, (*seen, resolved))
     _merge(base, table)

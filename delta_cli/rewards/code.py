@@ -18,6 +18,7 @@ Tests = dict[str, Any]
 LANGUAGES = ("", "python", "python3", "py")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)")
 KEYS = {"asserts": ("code",), "stdio": ("cases",), "calls": ("entry_point", "cases")}
+CASE_FORMS: dict[str, type] = {"input": str, "output": str, "args": list}
 CASE_KEYS = {"stdio": ("input", "output"), "calls": ("args", "expected")}
 
 
@@ -78,7 +79,7 @@ def check_tests(tests: Tests) -> None:
     if not isinstance(kind, str) or kind not in KEYS:
         raise UserError(f"code tests need a 'type' of {', '.join(KEYS)}; got {str(kind)[:60]!r}")
     for key in KEYS[kind]:
-        form = list if key == "cases" else str
+        form: type = list if key == "cases" else str
         if not tests.get(key) or not isinstance(tests[key], form):
             raise UserError(f"code tests of type '{kind}' need a '{key}', a {'list' if form is list else 'text'}")
     if kind == "asserts":
@@ -87,7 +88,7 @@ def check_tests(tests: Tests) -> None:
         for key in CASE_KEYS[kind]:
             if not isinstance(case, dict) or key not in case:
                 raise UserError(f"a case of code tests of type '{kind}' has no '{key}'")
-            form = {"input": str, "output": str, "args": list}.get(key, object)
+            form = CASE_FORMS.get(key, object)
             if not isinstance(case[key], form):
                 raise UserError(f"a case of code tests of type '{kind}': '{key}' is no {form.__name__}")
 

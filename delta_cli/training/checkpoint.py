@@ -92,19 +92,25 @@ def check(folder: Path) -> str | None:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version, files = manifest["format"], manifest["files"]
         if version != FORMAT:
-            return f"its format {version} is not {FORMAT}, the one this version of delta reads"
+            return f"its format {_shown(version)} is not {FORMAT}, the one this version of delta reads"
         for name, facts in files.items():
             file = folder / name
             if file.stat().st_size != facts["bytes"]:
-                return f"{name} has {file.stat().st_size} bytes instead of {facts['bytes']}"
+                return f"{_shown(name)} has {file.stat().st_size} bytes instead of {_shown(facts['bytes'])}"
             if _digest(file) != facts["sha256"]:
-                return f"{name} does not match its checksum"
+                return f"{_shown(name)} does not match its checksum"
         read_state(folder)
     except OSError as error:
-        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+        return f"{_shown(Path(error.filename or folder).name)} cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} or {STATE} is not what its name says"
     return None
+
+
+def _shown(value: object) -> str:
+    """What a damaged manifest holds, on one line."""
+    text = str(value)[:60]
+    return text if text.isprintable() else repr(text)
 
 
 def read_state(folder: Path) -> State:

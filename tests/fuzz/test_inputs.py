@@ -154,10 +154,8 @@ def damage(folder: Path, edit: tuple[str, str, str, Any, int]) -> None:
         file.write_bytes(content[:place])
     elif kind == "bytes":
         file.write_bytes(content[:place] + json.dumps(value).encode() + content[place + 3 :])
-    elif name.endswith(".json"):
-        table = json.loads(content)
-        if isinstance(table, dict):
-            file.write_text(json.dumps(table | {key: value}))
+    elif content.startswith(b"{") and content.rstrip().endswith(b"}"):  # not yet damaged by another edit
+        file.write_bytes(content.rstrip()[:-1] + f", {json.dumps(key)}: {json.dumps(value)}}}".encode())
 
 
 @given(st.lists(EDITS, min_size=1, max_size=2))

@@ -68,6 +68,7 @@ RECIPES: dict[str, bytes] = {
     "extends a number": b"extends = 3",
     "extends nothing": b'extends = "nowhere.toml"',
     "extends a folder": b'extends = "."',
+    "NUL in extends": b'extends = "a\\u0000b"',
     "two tables": b"[run]\n[run]\n",
     "greedy samples": b"evaluation = {temperature = 0.0, samples = 4}",
     "NUL in a path": b'model.path = "a\\u0000b"',
@@ -298,6 +299,7 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "a pickle in a checkpoint": pickled_state,
     "half a state": foreign_state,
     "counters of another type": huge_counter,
+    "a format of two lines": lambda run: edit("manifest.json", format="1\n2")(run / "checkpoints" / "step-000002"),
     "every checkpoint damaged": lambda run: [f.write_text("") for f in run.glob("checkpoints/*/state.json")],
 }
 
