@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -127,13 +129,17 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool,
     return 0
 
 
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
 class StopSignal:
-    """The first Ctrl-C or SIGTERM asks the run to stop where that loses nothing; the second ends it at once."""
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to stop where that loses nothing; the second ends it at once."""
 
     def __init__(self) -> None:
         self.number = 0
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, self._hear)
+        for each in STOPS:
+            if signal.getsignal(each) != signal.SIG_IGN:  # nohup: the run is to outlive its terminal
+                signal.signal(each, self._hear)
 
     def asked(self) -> bool:
         """Whether a signal came, or the process that started this one as a rank is gone."""
@@ -145,9 +151,22 @@ class StopSignal:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        for each in (signal.SIGINT, signal.SIGTERM):
+        if number == getattr(signal, "SIGHUP", None):
+            _forget_terminal()
+        for each in STOPS:
             signal.signal(each, signal.SIG_DFL)
         if rank_and_size()[0]:
             return  # the first rank says it for all
         # Not print: the signal may have come in the middle of one, which cannot be entered twice.
-        os.write(2, b"stopping at the next safe point; once more to stop at once\n")
+        with suppress(OSError):
+            os.write(2, b"stopping at the next safe point; once more to stop at once\n")
+
+
+def _forget_terminal() -> None:
+    """Where output went to a terminal that is gone, writing would raise before the run is saved."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode):  # isatty() says no to a terminal that is gone
+                os.dup2(nowhere, number)
+    os.close(nowhere)

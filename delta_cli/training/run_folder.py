@@ -163,6 +163,16 @@ def read_lines(file: Path) -> Iterator[Record]:
                 raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; mend or remove the line")
 
 
+def missing_steps(file: Path, last: int) -> str:
+    """Steps from 1 to ``last`` that a file of records has no line for, as "steps 3 to 5, 8"; empty where none is."""
+    there = {record.get("step") for record in read_lines(file)} if file.exists() else set()
+    missing = [step for step in range(1, last + 1) if step not in there]
+    starts = [step for step in missing if step - 1 not in missing]
+    ends = [step for step in missing if step + 1 not in missing]
+    parts = [f"{a} to {b}" if a < b else str(a) for a, b in zip(starts, ends, strict=True)]
+    return ("steps " if len(missing) > 1 else "step ") + ", ".join(parts) if missing else ""
+
+
 def _up_to(step: int | None, file: Path) -> list[Record]:
     """The records of the steps up to ``step``; none for None."""
     if step is None:

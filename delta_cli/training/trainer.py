@@ -28,7 +28,7 @@ from delta_cli.training.checkpoint import State
 from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.observer import Example, Notice, Observer
 from delta_cli.training.rollouts import RolloutBatch, join, roll
-from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, read_lines, writing
+from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
 from delta_cli.training.seeds import derive
 from delta_cli.training.update import Credit, Updater
 
@@ -295,6 +295,11 @@ class Trainer:
                 f"{found}: the problems of {self.recipe.data.source} are not those this run began with; put the data "
                 "back, or start a new run"
             )
+        if state.step > self.recipe.run.steps:
+            raise UserError(
+                f"{found}: the run has {state.step} steps already, more than run.steps = {self.recipe.run.steps}; "
+                f"choose at least {state.step}, or start a new run"
+            )
         self.learner.load(found)
         self.state, self._saved = state, state.step
         return state.step
@@ -310,6 +315,10 @@ class Trainer:
             self.updater.recall(read_lines(self.folder.metrics))
         if self.folder.notices.exists():
             self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
+        missing = missing_steps(self.folder.metrics, self.state.step)
+        if missing and "metrics_missing" not in self._noticed:
+            text = f"{self.folder.metrics}: no line for {missing}; curves and sums are drawn without"
+            self._notice(Notice("metrics_missing", text))
 
     def _check_stop(self) -> None:
         """Where all ranks pass: stop all of them if one was asked to."""

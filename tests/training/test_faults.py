@@ -62,7 +62,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
     raise AssertionError("nothing happened in a minute")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_how_to_go_on(number: int, code: int, model: Path, tmp_path: Path) -> None:
     with running(tmp_path / "run", make_recipe(model, run__steps=2000, evaluation__every=0)) as process:
         process.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,26 @@ def test_a_finished_run_has_nothing_to_do(model: Path, tmp_path: Path) -> None:
     before = contents(tmp_path)
     assert train(recipe, tmp_path, resume=True).records == []
     assert contents(tmp_path) == before
+
+
+def test_fewer_steps_than_are_done_are_refused(straight: Path, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(straight, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(UserError, match=r"has \d steps already, more than run.steps = 1"):
+        train(make_recipe(model, **SMALL | {"run__steps": 1}), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_hole_in_the_metrics_is_named(straight: Path, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(straight, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:1] + lines[3:]))
+    watcher = train(make_recipe(model, **SMALL, run__steps=len(lines)), tmp_path / "run", resume=True)
+    assert [notice.text.split(": ")[1] for notice in watcher.notices if notice.name == "metrics_missing"] == [
+        "no line for steps 2 to 3; curves and sums are drawn without"
+    ]
+    assert any(record["name"] == "metrics_missing" for record in read_lines(tmp_path / "run" / "notices.jsonl"))
 
 
 def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
