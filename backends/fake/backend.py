@@ -31,6 +31,7 @@ from backends.interface import (
     token_index,
 )
 from backends.process import peak_resident
+from backends.weights import refuse_nonfinite
 
 STATE = "state.safetensors"
 
@@ -223,6 +224,7 @@ class FakeEngine(LocalEngine):
             stored = load_file(path)
         except SafetensorError as error:
             raise BackendError(f"{path}: cannot be read ({error}); resume from another checkpoint") from error
+        refuse_nonfinite(path, (name for name, array in stored.items() if not np.isfinite(array).all()))
         for kind, part in self._state().items():
             for name, array in part.items():
                 found = stored.get(f"{kind}.{name}")

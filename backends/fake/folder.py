@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, Config, Weights
 from backends.interface import BackendError
+from backends.weights import refuse_nonfinite, refuse_unexpected
 
 # What the forward pass takes for granted: config.json key, the values that mean it (None: not said).
 ASSUMED: dict[str, tuple[Any, ...]] = {
@@ -53,7 +54,13 @@ def read(model: str) -> tuple[Config, Weights]:
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(f"{folder / 'config.json'}: lacks or misstates {error}; download the model again") from None
     weights = _weights(folder, config.tied)
+    if raw.get("vocab_size") not in (None, len(weights.get(EMBEDDING, ()))):
+        raise BackendError(
+            f"{folder}: config.json speaks of a vocabulary of {raw['vocab_size']}, but {EMBEDDING} has "
+            f"{len(weights.get(EMBEDDING, ()))} rows; get the model's files again"
+        )
     _check_shapes(config, weights, folder)
+    refuse_nonfinite(folder, (name for name, weight in weights.items() if not np.isfinite(weight).all()))
     return config, weights
 
 
@@ -79,6 +86,7 @@ def _check_shapes(config: Config, weights: Weights, folder: Path) -> None:
             "mlp.down_proj": (hidden, wide),
         }
         expected |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    refuse_unexpected(folder, weights.keys() - expected.keys())
     for name, shape in expected.items():
         if name not in weights or weights[name].shape != shape:
             found = weights[name].shape if name in weights else "missing"

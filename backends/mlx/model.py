@@ -9,10 +9,12 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub import snapshot_download
+from mlx.utils import tree_flatten
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model
 
 from backends.interface import BackendError
 from backends.mlx.head import Head
+from backends.weights import refuse_nonfinite
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,17 @@ def load(name: str) -> Policy:
             "and an architecture that mlx-lm knows"
         ) from error
     policy = Policy(model, folder, "language_model." if "language_model" in model else "")
+    refuse_nonfinite(folder, nonfinite(dict(tree_flatten(model.parameters()))))
     check_halves(policy)
     return policy
+
+
+def nonfinite(weights: dict[str, mx.array]) -> list[str]:
+    """Names of the weights that hold NaN or infinity; packed ones are integers and cannot."""
+    real = {name: weight for name, weight in weights.items() if mx.issubdtype(weight.dtype, mx.floating)}
+    found = {name: mx.isfinite(weight).all() for name, weight in real.items()}
+    mx.eval(found)
+    return [name for name, finite in found.items() if not finite.item()]
 
 
 def find(name: str) -> Path:

@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from backends.interface import BackendError, OptimizerSettings
+from backends.mlx.model import nonfinite
+from backends.weights import refuse_nonfinite
 
 Arrays = dict[str, mx.array]
 
@@ -97,6 +99,7 @@ class AdamW:
                     f"the training state in {folder} is of another model or other adapters: '{name}' does not fit; "
                     "resume with the [model] settings it was saved with"
                 )
+        refuse_nonfinite(folder, nonfinite(weights))
         self.weights = weights
         self.first = {name: moments[f"first.{name}"] for name in weights}
         self.second = {name: moments[f"second.{name}"] for name in weights}

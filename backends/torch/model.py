@@ -22,6 +22,7 @@ from backends.interface import BackendError, BackendSettings, LoraSettings, Sequ
 from backends.torch import attention
 from backends.torch.attention import Layout
 from backends.torch.head import Head
+from backends.weights import refuse_nonfinite, refuse_unexpected
 
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
 _LOGIT_TRANSFORMS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
@@ -218,6 +219,10 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
             f"model '{name}' has a config.json and weights that do not fit: {len(broken)} weights are missing or of "
             f"another shape, {broken[0]} among them; get its files again"
         )
+    refuse_unexpected(f"model '{name}'", info["unexpected_keys"])
+    refuse_nonfinite(
+        f"model '{name}'", (key for key, weight in model.named_parameters() if not weight.isfinite().all())
+    )
     model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
     return model
 

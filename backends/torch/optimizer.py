@@ -17,6 +17,7 @@ from backends.torch import state_file
 from backends.torch.moments import MOMENTS, Moments, Piece
 from backends.torch.sharding import Parallel, local
 from backends.torch.state_file import Entry, StoredState
+from backends.weights import refuse_nonfinite
 
 
 class Optimizer:
@@ -110,6 +111,7 @@ class Optimizer:
             raise BackendError(
                 f"checkpoint in {folder} is missing or damaged ({error}); resume from another"
             ) from error
+        refuse_nonfinite(weights, (name for name, weight in self.weights.items() if not weight.isfinite().all()))
         for weight in self.weights.values():
             weight.grad = None
 

@@ -58,7 +58,9 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"{file}: not a tokenizer ({error}); download the model again") from error
         configs = {name: _read_json(folder / name) for name in FILES if name.endswith("config.json")}
-        return cls(core, configs, _read_template(folder, configs["tokenizer_config.json"]))
+        tokenizer = cls(core, configs, _read_template(folder, configs["tokenizer_config.json"]))
+        _check_ends(tokenizer.eos_ids, configs["config.json"], folder)
+        return tokenizer
 
     def encode(self, text: str, special: bool = True) -> Ids:
         """Token ids, int64. ``special`` adds what the tokenizer puts around a text, e.g. a begin-of-sequence."""
@@ -161,6 +163,18 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{file}: holds a {type(value).__name__}, not an object; download the model again")
     return value
+
+
+def _check_ends(ends: Sequence[int], config: dict[str, Any], folder: Path) -> None:
+    """Raise UserError where the model has no row for an end-of-sequence id: no response could end with it."""
+    inner = config.get("text_config")
+    rows = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    outside = [end for end in ends if isinstance(rows, int) and not 0 <= end < rows]
+    if outside:
+        raise UserError(
+            f"{folder}: end-of-sequence id {outside[0]} is outside the model's vocabulary of {rows}; put eos_token_id "
+            "right in generation_config.json or config.json"
+        )
 
 
 def _read_template(folder: Path, config: dict[str, Any]) -> str | None:

@@ -205,6 +205,21 @@ def own_code(folder: Path) -> None:
     (folder / "mine.py").write_text(f"open({str(folder / 'trace')!r}, 'w')\n")
 
 
+def weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        stored = load_file(folder / "model.safetensors")
+        change(stored)
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+def first_number(value: float) -> Callable[[Path], None]:
+    return weights(lambda stored: stored["model.norm.weight"].__setitem__(0, value))
+
+
 MODELS: dict[str, Callable[[Path], object]] = {
     "no config": lambda folder: (folder / "config.json").unlink(),
     "truncated config": cut("config.json", 40),
@@ -215,6 +230,14 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "sizes as text": edit("config.json", hidden_size="many"),
     "other sizes": edit("config.json", hidden_size=32),
     "more layers": edit("config.json", num_hidden_layers=3),
+    "NaN in the weights": first_number(float("nan")),
+    "infinity in the weights": first_number(float("inf")),
+    "a weight of no layer": weights(
+        lambda stored: stored.update({"model.layers.7.x.weight": stored["model.norm.weight"]})
+    ),
+    "another architecture": edit("config.json", model_type="llama", architectures=["LlamaForCausalLM"]),
+    "another vocabulary": edit("config.json", vocab_size=300),
+    "an end outside the vocabulary": put("generation_config.json", b'{"eos_token_id": [0, 9999]}'),
     "unknown type": edit("config.json", model_type="abacus", architectures=["Abacus"]),
     "own code": own_code,
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
