@@ -111,7 +111,8 @@ class Optimizer:
             raise BackendError(
                 f"checkpoint in {folder} is missing or damaged ({error}); resume from another"
             ) from error
-        refuse_nonfinite(weights, (name for name, weight in self.weights.items() if not weight.isfinite().all()))
+        broken = [name for name, weight in self.weights.items() if not local(weight).isfinite().all()]
+        refuse_nonfinite(folder, broken)
         for weight in self.weights.values():
             weight.grad = None
 
