@@ -59,6 +59,7 @@ class Recovery:
     ) -> None:
         self.tokens = tokens
         self.alone = True
+        self.interrupt: Callable[[], None] = lambda: None
         self._is_out_of_memory = is_out_of_memory
         self._release = release
         self._present: MicroBatch | None = None
@@ -66,6 +67,7 @@ class Recovery:
     def track(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The micro-batches, each remembered while it is worked on."""
         for batch in batches:
+            self.interrupt()
             self._present = batch
             yield batch
 
@@ -118,6 +120,15 @@ class LocalEngine(ABC):
         self.version = 0
         self.parameters = self.trainable = self.vocabulary = 0
         self.recovery = Recovery(settings.micro_batch_tokens, is_out_of_memory, release)
+
+    @property
+    def interrupt(self) -> Callable[[], None]:
+        """Called before every micro-batch."""
+        return self.recovery.interrupt
+
+    @interrupt.setter
+    def interrupt(self, interrupt: Callable[[], None]) -> None:
+        self.recovery.interrupt = interrupt
 
     # ------------------------------------------------------------------------- the interface
 

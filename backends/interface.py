@@ -313,6 +313,7 @@ class Learner(Protocol):
     trainable: int  # of them, updated by step()
     vocabulary: int  # ids the model can read and write
     version: int  # of the weights: how often they were updated or loaded
+    interrupt: Callable[[], None]  # called before every micro-batch; what it raises ends score or accumulate
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward: log-probabilities, entropies and, with a proxy, features."""

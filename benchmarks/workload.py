@@ -19,10 +19,10 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.training.clock import Clock
 from delta_cli.training.rollouts import roll
 from delta_cli.training.seeds import derive
 from delta_cli.training.setup import backend_settings, make_grader
-from delta_cli.training.trainer import Clock
 from delta_cli.training.update import Updater
 
 BYTE_TOKENS = 258  # of the tokenizer before it is extended

@@ -107,6 +107,7 @@ class FakeEngine(LocalEngine):
         logprobs, entropies = np.zeros(count), np.zeros(count)
         vectors = np.zeros((count, self.model.config.hidden if proxy else 0))
         for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+            self.interrupt()
             flat = token_index(sequences.starts, batch.rows)
             states, _ = self._states(batch)
             for part, logp in self._head(states, sequences.temperature):
@@ -174,6 +175,7 @@ class FakeEngine(LocalEngine):
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         total = 0.0
         for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+            self.interrupt()
             states, back = self._states(batch)
             logp = np.zeros(len(batch.targets))
             for part, distribution in self._head(states, sequences.temperature):

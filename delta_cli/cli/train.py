@@ -110,19 +110,21 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool,
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
 
-    stop, stopped, leads = StopSignal(), None, ranks.rank == 0
+    stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
     observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()
     try:
         with open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer:
             trainer.run(resume)
     except Interrupted as interrupted:
-        stopped = interrupted.step
+        stopped, dropped = interrupted.step, interrupted.dropped
     finally:
         observer.end()
     ranks.close()
     if stopped is not None:
         if leads:
             typer.echo(f"stopped after step {stopped}; go on with: delta train --resume --run-dir {folder}", err=True)
+            if dropped:
+                typer.echo(f"dropped: the {dropped} phase under way, which is done again then", err=True)
         return 128 + (stop.number or signal.SIGTERM)  # of another rank's signal where none came here
     if mode == "auto" and leads:
         typer.echo(f"done: {folder}  (the model is in {folder / 'model'})")

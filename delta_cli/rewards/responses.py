@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Grader, Verdict
 
 Item = TypeVar("Item")
+PATIENCE = 0.5  # seconds between two looks whether somebody asked to stop
 Progress = Callable[[int, int], None]  # responses and tokens that are complete
 
 
@@ -42,10 +43,11 @@ class Drawn:
     texts: tuple[str, ...]  # r
     verdicts: tuple[Future[Verdict], ...]  # r
     collective: Collective
+    interrupt: Callable[[], None] = lambda: None
 
     def result(self) -> Responses:
-        """Wait for the verdicts, here and on the other ranks."""
-        verdicts = tuple(verdict.result() for verdict in self.verdicts)
+        """Wait for the verdicts, here and on the other ranks; StopRequested where any is asked to stop meanwhile."""
+        verdicts = together(self.collective, lambda: tuple(map(self._awaited, self.verdicts)))
         if self.collective.size == 1:
             return Responses(self.prompts, self.completions, self.texts, verdicts)
         parts = self.collective.gather((self.rows, self.completions, self.texts, verdicts))
@@ -56,6 +58,11 @@ class Drawn:
             texts=_chosen([text for _, _, texts, _ in parts for text in texts], order),
             verdicts=_chosen([verdict for *_, each in parts for verdict in each], order),
         )
+
+    def _awaited(self, verdict: Future[Verdict]) -> Verdict:
+        while not wait((verdict,), PATIENCE).done:
+            self.interrupt()
+        return verdict.result()
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class RolloutWorker:
             interrupt()
 
         request = RolloutRequest(tuple(prompts[problem] for problem in mine), sampling, rows, interrupt)
-        completions = self._rollout(request, finished)
+        completions = together(self.collective, lambda: self.sampler.rollout(request, finished))
         places = range(len(rows))
         return Drawn(
             prompts=prompts,
@@ -111,19 +118,21 @@ class RolloutWorker:
             texts=tuple(texts[place] for place in places),
             verdicts=tuple(verdicts[place] for place in places),
             collective=self.collective,
+            interrupt=interrupt,
         )
 
-    def _rollout(self, request: RolloutRequest, finished: Callable[[int, Ids], None]) -> Completions:
-        """A rollout that is stopped on all ranks where one is asked to stop."""
-        completions = None
-        try:
-            completions = self.sampler.rollout(request, finished)
-        except StopRequested:
-            if self.collective.size == 1:
-                raise
-        if any_of(self.collective, completions is None) or completions is None:
-            raise StopRequested
-        return completions
+
+def together(collective: Collective, work: Callable[[], Item]) -> Item:
+    """What ``work`` returns; where it raises StopRequested on one rank, it is raised on all."""
+    found = None
+    try:
+        found = work()
+    except StopRequested:
+        if collective.size == 1:
+            raise
+    if any_of(collective, found is None) or found is None:
+        raise StopRequested
+    return found
 
 
 def _in_order(parts: Sequence[Completions], order: NDArray[np.int64]) -> Completions:

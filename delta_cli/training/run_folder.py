@@ -92,6 +92,17 @@ class RunFolder:
         with writing(file), file.open("a", encoding="utf-8") as stream:
             stream.write(_line(record))
 
+    def amend_metrics(self, step: int, changes: Record) -> Record:
+        """Add to the line of a step, which is returned; where there is none, only to what is returned."""
+        records = list(read_lines(self.metrics)) if self.metrics.exists() else []
+        amended: Record = {"step": step} | changes
+        for place, record in enumerate(records):
+            if record.get("step") == step:
+                amended = records[place] = record | changes
+        with writing(self.metrics):
+            _write_whole(self.metrics, "".join(map(_line, records)))
+        return amended
+
     def sync(self) -> None:
         """Have every line on disk before a checkpoint says that they are there."""
         for file in (self.metrics, self.evaluations, self.notices):
@@ -137,6 +148,10 @@ class FollowedFolder(RunFolder):
 
     def append(self, file: Path, record: Record) -> None:
         """The first rank adds the line."""
+
+    def amend_metrics(self, step: int, changes: Record) -> Record:
+        """The first rank adds to the line."""
+        return {"step": step} | changes
 
     def sync(self) -> None:
         """Nothing was written."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from delta_cli.recipe import Recipe, to_toml
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training import checkpoint, exported, tripwires
 from delta_cli.training.checkpoint import State
-from delta_cli.training.metrics import PHASES, describe_batch, describe_coefficients, describe_ranks, swapped
+from delta_cli.training.clock import Clock
+from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.observer import Example, Notice, Observer
 from delta_cli.training.rollouts import RolloutBatch, join, roll
 from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
@@ -38,35 +37,12 @@ NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stop
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and has saved; ``step`` is the one it goes on from."""
+    """The run was asked to stop and has saved; ``step`` is the one it goes on from, ``dropped`` the phase under way."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, dropped: str = "") -> None:
         self.step = step
+        self.dropped = dropped
         super().__init__(f"stopped after step {step}")
-
-
-@dataclass
-class Clock:
-    """Seconds spent in each phase of a step."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    started: float = field(default_factory=time.perf_counter)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
-
-    def record(self) -> Record:
-        """For metrics.jsonl; the clock starts again."""
-        now = time.perf_counter()
-        found = {"seconds": now - self.started} | {f"seconds_{name}": self.seconds[name] for name in PHASES}
-        self.seconds, self.started = dict.fromkeys(PHASES, 0.0), now
-        return found
 
 
 @dataclass
@@ -92,6 +68,9 @@ class Trainer:
         self._noticed: set[str] = set()
         self._nonfinite = 0
         self._saved = 0  # step of the last checkpoint; before the first step there is nothing to save
+        self._published = self.learner.version
+        if self.ranks.size == 1:  # others would wait for ever in the middle of a forward
+            self.learner.interrupt = self._interrupt_forward
         self.state = replace(self.state, data=_digest(self.problems))
 
     def run(self, resume: bool = False) -> None:
@@ -109,7 +88,7 @@ class Trainer:
         except StopRequested:
             if self.state.step != self._saved:
                 self._save()
-            raise Interrupted(self.state.step) from None
+            raise Interrupted(self.state.step, self.clock.dropped) from None
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
@@ -120,6 +99,8 @@ class Trainer:
         self._publish()
         if self.state.step == 0 and self.recipe.evaluation.at_start:
             self._evaluate(0)
+        elif self.state.step:
+            self._make_up_evaluation()
         while self.state.step < self.recipe.run.steps:
             self._check_stop()
             self._step()
@@ -145,10 +126,16 @@ class Trainer:
         record |= describe_batch(batch, draws * prompts, prompts)
         record |= self._describe_scores(batch, credit)
         record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
+        stopped = False
         if self._due(self.recipe.evaluation.every):
-            record["eval_accuracy"] = self._evaluate(number + 1)
+            try:
+                record["eval_accuracy"] = self._evaluate(number + 1)
+            except StopRequested:
+                stopped = True  # the step is done: its evaluation is made up for on resume
         self._keep(record, batch, credit)
         self._guard(updates.nonfinite > 0 and not updates.norms)
+        if stopped:
+            raise StopRequested
         if self._due(self.recipe.checkpoint.every) or self._is_best(record):
             self._save(record)
 
@@ -197,6 +184,7 @@ class Trainer:
         """Have the sampler draw from the present weights."""
         sampler = self.worker.sampler
         sampler.load_weights(self.learner.publish(sampler.inbox))
+        self._published = self.learner.version
 
     def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
         scores = credit.scored.scores
@@ -250,12 +238,25 @@ class Trainer:
         self.observer.evaluation(record)
         return overall.mean
 
+    def _make_up_evaluation(self) -> None:
+        """The evaluation after the last step, where a request to stop ended it."""
+        lines = list(read_lines(self.folder.evaluations)) if self.folder.evaluations.exists() else []
+        missing = self._due(self.recipe.evaluation.every) and self.state.step not in {
+            line.get("step") for line in lines
+        }
+        if from_first(self.ranks, missing):
+            changes = {"eval_accuracy": self._evaluate(self.state.step)}
+            record = self.folder.amend_metrics(self.state.step, changes)
+            if self._is_best(record):
+                self._save(record)
+
     def _run_benchmark(self, benchmark: Benchmark) -> BenchmarkResult:
         return run_benchmark(
             self.worker,
             benchmark,
             self.evaluation,
             progress=lambda name, done, total: self.observer.advance(done, 0),
+            interrupt=self._interrupt,
         )
 
     def _due(self, every: int) -> bool:
@@ -324,6 +325,11 @@ class Trainer:
         """Where all ranks pass: stop all of them if one was asked to."""
         if any_of(self.ranks, self.stop_asked()):
             raise StopRequested
+
+    def _interrupt_forward(self) -> None:
+        """Between two micro-batches: stop, unless updates of this step have moved the weights already."""
+        if self.learner.version == self._published:
+            self._interrupt()
 
     def _interrupt(self) -> None:
         """Where ranks are on their own, which agree afterwards."""

@@ -25,6 +25,7 @@ from backends.interface import (
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
 from delta_cli.credit.shared import SharedFeatures, whole
 from delta_cli.credit.surrogate import Totals
+from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
 from delta_cli.training.rollouts import RolloutBatch
 from delta_cli.training.seeds import generator
@@ -87,6 +88,7 @@ class Updater:
         self.collective = collective
         self.method = recipe.method.resolve()
         self.temperatures: tuple[float, float] | None = None  # with delta.temperature = first: that step's
+        self.unscored = True
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -107,6 +109,12 @@ class Updater:
         if own.features is not None and self.collective.size > 1:
             features = SharedFeatures(own.features, index, len(batch.sequences.tokens), self.collective)
         logprobs, entropies = (self._whole(values, index, batch) for values in (own.logprobs, own.entropies))
+        if self.unscored and not np.isfinite(logprobs).all():  # the same on all ranks
+            raise UserError(
+                f"{self.recipe.model.path}: the first log-probabilities are no numbers, so neither are the weights or "
+                'what is computed with them; get the model again, or set model.dtype = "float32"'
+            )
+        self.unscored = False
         return Scored(Scores(logprobs, entropies, features), reference)
 
     def credit(self, batch: RolloutBatch, scored: Scored, step: int) -> Credit:
