@@ -27,7 +27,17 @@ class Tripwire:
 
 SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
 
+# Numbers that every step has: null where they were none that JSON can write.
+ALWAYS = ("reward_mean", "entropy_mean", "engine_gap_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "policy_shift")
+
 TRIPWIRES = (
+    Tripwire(
+        "not_a_number",
+        lambda now, first: any(name in now and math.isnan(now[name]) for name in ALWAYS),
+        "a number of this step was NaN or infinite and is null in metrics.jsonl: weights, log-probabilities or "
+        "gradients are breaking down. Stop, go on from an earlier checkpoint with a lower update.learning_rate, or use "
+        'model.dtype = "float32"',
+    ),
     Tripwire(
         "ratio_not_one",
         lambda now, first: now["ratio_gap_first"] > 0.02,
@@ -123,4 +133,5 @@ def fired(record: Record, first: Record, already: set[str]) -> list[Notice]:
 
 def _comparable(record: Record) -> Record:
     """The record with NaN, which is beyond no limit, for what is null or not there."""
-    return defaultdict(lambda: math.nan, {name: value for name, value in record.items() if value is not None})
+    known = {name: math.nan if value is None and name in ALWAYS else value for name, value in record.items()}
+    return defaultdict(lambda: math.nan, {name: value for name, value in known.items() if value is not None})

@@ -61,6 +61,7 @@ HEALTHY: dict[str, Any] = {
 
 # For each tripwire what is wrong, and a word of the advice it gives.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "not_a_number": ({"entropy_mean": None}, "NaN or infinite"),
     "ratio_not_one": ({"ratio_gap_first": 0.5}, "float32"),
     "weights_did_not_move": ({"policy_shift": 0.0}, "1e-06"),
     "gradient_zero": ({"grad_norm": 0.0}, "model.lora"),
@@ -85,13 +86,13 @@ def test_a_healthy_record_fires_nothing() -> None:
     assert fired(HEALTHY, HEALTHY, set()) == []
 
 
-def test_what_is_null_or_absent_fires_nothing() -> None:
-    """Methods without DelTA credit have no coefficients; a number that is not finite is written as null."""
+def test_what_is_null_or_absent_fires_nothing_else() -> None:
+    """Methods without DelTA credit have no coefficients; what is not finite is written as null, which is said."""
     credit = {name for name in HEALTHY if name.startswith(("coefficient", "margin", "gamma", "degenerate"))}
     plain = {name: value for name, value in HEALTHY.items() if name not in credit}
     assert fired(plain, plain, set()) == []
     nothing = dict.fromkeys(HEALTHY) | {"step": 1}
-    assert fired(nothing, nothing, set()) == []
+    assert [notice.name for notice in fired(nothing, nothing, set())] == ["not_a_number"]
 
 
 def test_there_is_a_record_for_each() -> None:
