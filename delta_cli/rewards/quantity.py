@@ -28,9 +28,9 @@ NOT_COUNTED = frozenset(
     hundred thousand million billion trillion quadrillion quintillion lakh lac crore myriad gross dozen score half
     halves third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth quarter twentieth hundredth thousandth
     millionth percent percentage pct permille pi infinity negative minus plus times over squared cubed base mod modulo
-    factorial root square cube point not no none to or and is are if for from than least most about approximately
+    factorial root square cube not no none to or and is are if for from than least most about approximately
     nearly almost wrong false more less fewer between up down double twice triple thrice ago before after mixed
-    power exponent sum difference product quotient ratio reciprocal inverse remainder sin cos tan log ln exp sqrt
+    power exponent sum difference product quotient ratio reciprocal inverse remainder sin cos tan ln exp sqrt
     one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty zero
     """.split()  # noqa: SIM905 (a list of a hundred strings reads worse)
 )

@@ -377,6 +377,23 @@ except Exception:
 """,
         0.0,
     ),
+    "exit after what passes": (
+        """
+import os
+def f(x):
+    if x < 0: os._exit(0)
+    return x
+""",
+        """
+assert f(1) == 1
+try:
+    f(-1)
+    assert False
+except Exception:
+    pass
+""",
+        0.0,
+    ),
     "generator": (
         """
 def f(n):

@@ -211,3 +211,37 @@ def test_without_a_sandbox_it_refuses_and_says_how_to_install_one(monkeypatch: p
         assert code_reward("```python\nwhile True: pass\n```", tests, allow_unsandboxed=True, seconds=0.5) == 0.0
     finally:
         find_sandbox.cache_clear()
+
+
+@pytest.mark.skipif(not find_sandbox(allow_unsandboxed=True).filter, reason="no filter of system calls on this machine")
+def test_what_no_limit_counts_is_refused() -> None:
+    """Shared memory, message queues, files in memory, processes and namespaces of the program's own."""
+    code = """
+import ctypes, os, threading
+libc = ctypes.CDLL(None, use_errno=True)
+flags = {"new user": 0x10000000, "new network": 0x40000000, "a process": 0}
+calls = {
+    "shmget": lambda: libc.shmget(0, 4096, 0o1600),
+    "msgget": lambda: libc.msgget(0, 0o1600),
+    "semget": lambda: libc.semget(0, 1, 0o1600),
+    "memfd": lambda: libc.memfd_create(b"x", 0),
+    "fork": lambda: libc.fork(),
+    "vfork": lambda: libc.syscall(58) if os.uname().machine == "x86_64" else -1,
+    "unshare": lambda: libc.unshare(0x10000000),
+    "setns": lambda: libc.setns(0, 0),
+    "ptrace": lambda: libc.ptrace(0, 0, 0, 0),
+    "clone3": lambda: libc.syscall(435, 0, 0),
+    "keyctl": lambda: libc.syscall(250 if os.uname().machine == "x86_64" else 219, 0, 0),
+    "bpf": lambda: libc.syscall(321 if os.uname().machine == "x86_64" else 280, 0, 0, 0),
+}
+done = []
+for name, call in calls.items():
+    ctypes.set_errno(0)
+    if call() != -1 or ctypes.get_errno() not in (1, 38): done.append((name, ctypes.get_errno()))
+thread = threading.Thread(target=lambda: done.append("a thread"))
+thread.start()
+thread.join()
+print(done)
+"""
+    tests = {"type": "stdio", "cases": [{"input": "", "output": "['a thread']"}]}
+    assert code_reward(f"```python\n{code}\n```", tests, seconds=10) == 1.0

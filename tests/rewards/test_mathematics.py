@@ -362,6 +362,7 @@ def test_what_was_refused_though_right_is_accepted(gold: str, answer: str) -> No
     [
         ("18", r"18 \text{ eggs}", "How many eggs are left?", 1.0),
         ("18", "18 eggs", "How many eggs are left?", 1.0),
+        ("54", r"54 \text{ points}", "How many points did Jojo score?", 1.0),
         ("18", "18 eggs", "How many ducks are left?", 0.0),
         ("18", "18 dozen eggs", "How many eggs are in a dozen?", 0.0),
         ("12 apples", "12", "How many apples?", 1.0),
