@@ -46,6 +46,7 @@ SPELLINGS: list[tuple[str, Replacement]] = [
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
     (r"\\sqrt\s*(\d)(?!\d)", r"\\sqrt{\1}"),
+    (r"\\log\s*_\s*(\d)", r"\\log_{\1}"),
     (r"\\(text|textbf|textit|textrm|textnormal|textsf|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)"
      r"\s*\{([^{}\\]*)\}", _text),
     (r"\{\s*\\rm\s+([A-Za-z ]+)\}", r"\\text{\1}"),

@@ -1,13 +1,13 @@
 r"""Is there work left to be done in an answer?
 
 The rule, one for all operations: **an operation between numbers alone whose result is rational has
-to be carried out**, and so has an operation that this grammar does not even read (a derivative, a
-sum, an integral, a limit, a maximum, a determinant). ``168/2``, ``99+9``, ``\binom52``, ``2^{10}``,
-``\sqrt4``, ``\sin\frac\pi6``, ``(3+2)\sqrt2`` and ``2\cdot3x`` are the question again, not its
-answer. What stays as it is: a fraction of two integers that is not an integer, a mixed number, a
-percentage, a number in scientific notation, a root or a power or a value of a function that is not
-rational, and any arrangement of an expression with letters. An answer may leave undone what the
-gold answer leaves undone, of the same kinds.
+to be carried out**; so has a function of numbers alone (a sine, a logarithm, a factorial), and an
+operation that this grammar does not even read (a derivative, a sum, an integral, a limit, a maximum,
+a determinant). ``168/2``, ``99+9``, ``\binom52``, ``2^{10}``, ``\sqrt4``, ``\sin\frac\pi3``,
+``(3+2)\sqrt2`` and ``2\cdot3x`` are the question again, not its answer. What stays as it is: a
+fraction of two integers that is not an integer, a mixed number, a percentage, a number in scientific
+notation, a root or a power that is not rational, and any arrangement of an expression with letters.
+An answer may leave undone what the gold answer leaves undone, of the same kinds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from functools import lru_cache
 from delta_cli.rewards.expression import Node
 from delta_cli.rewards.values import NoValueError, as_rational, context, names, number
 
+FUNCTIONS = ("call", "log", "floor", "ceil", "abs", "binom", "!")
+# Functions that are written for each other, which are of one kind: cos 70° and sin 20°, log_2 3 and ln 3 / ln 2.
+KINDS = dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "angle")
+KINDS |= dict.fromkeys(("arcsin", "arccos", "arctan", "arccot"), "arc")
+KINDS |= {"lg": "log"}
+POWERS = ("exp", "sinh", "cosh", "tanh", "coth")  # other ways to write a power of e
 IMAGINARY = Node("constant", text="i")
 
 
@@ -30,7 +36,9 @@ def undone(tree: Node) -> frozenset[str]:
 def _undone(tree: Node) -> Iterator[str]:
     if _is_finished(tree):
         return
-    if _is_rational(tree):
+    if tree.op in FUNCTIONS and tree.text not in POWERS and not names(tree):
+        yield KINDS.get(tree.text, tree.text or tree.op)
+    elif _is_rational(tree):
         yield tree.text or tree.op
         for part in tree.parts:
             yield from _undone(part)

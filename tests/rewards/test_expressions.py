@@ -148,6 +148,10 @@ UNDONE = [
     ("120", "5!"),
     ("1024", "2^{10}"),
     ("2", r"\sqrt{4}"),
+    (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
+    (r"\frac{\pi}{4}", r"\arctan 1"),
+    (r"\sqrt{2}-1", r"|1-\sqrt{2}|"),
+    (r"\sqrt{2}-1", r"\tan\frac{\pi}{8}"),
     ("5", "|-5|"),
     (r"\frac{1}{2}", r"\sin\frac{\pi}{6}"),
     (r"\frac{1}{2}", r"\cos 60^\circ"),
@@ -186,6 +190,9 @@ FINISHED = [
     ("2i", "2i"),
     (r"\frac{1+i}{2}", r"\frac{1}{2}+\frac{i}{2}"),
     (r"\ln 8", r"3\ln 2"),
+    (r"\cos 70^\circ", r"\sin 20^\circ"),
+    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    ("e^2", r"\exp(2)"),
     (r"\frac{\pi}{2}", r"\frac{2\pi}{4}"),
 ]
 
