@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,13 +61,15 @@ class Report:
     runs: int = 0  # that came to their end, equal to the undisturbed one
     undisturbed_seconds: float = 0.0  # the fastest run from its start to its end
     seconds: float = 0.0
+    slowest_end: float = 0.0  # seconds from a kill to the end of every process
 
 
 class Torturer:
     """One recipe, and the folders of its runs."""
 
-    def __init__(self, root: Path, backend: str, steps: int, seed: int) -> None:
+    def __init__(self, root: Path, backend: str, steps: int, seed: int, processes: int) -> None:
         self.root = root
+        self.processes = processes
         self.random = random.Random(seed)
         self.report = Report(backend)
         self.recipe = root / "torture.toml"
@@ -105,6 +110,7 @@ class Torturer:
         began, fresh = time.perf_counter(), not RunFolder(folder).started
         go_on = [str(self.recipe)] if fresh else ["--resume"]
         command = ["train", *go_on, "--run-dir", str(folder), "--backend", self.report.backend, "--quiet"]
+        command += ["--processes", str(self.processes)]
         with subprocess.Popen(
             [sys.executable, "-c", "from delta_cli.cli import main; main()", *command],
             stdout=subprocess.DEVNULL,
@@ -114,14 +120,25 @@ class Torturer:
             try:
                 _, said = process.communicate(timeout=patience)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+                self._kill(process)
                 return False
         if process.returncode:
             raise SystemExit(f"{folder}: delta train ended with {process.returncode}: {said.strip()}")
         if fresh:
             self.report.undisturbed_seconds = min(self.report.undisturbed_seconds, time.perf_counter() - began)
         return True
+
+    def _kill(self, process: subprocess.Popen[str]) -> None:
+        """Kill the process or, of several ranks, one; the others have to end by themselves."""
+        ranks = _children(process.pid) if self.processes > 1 else []
+        if ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self.random.choice(ranks), signal.SIGKILL)
+        else:
+            process.kill()
+        began = time.perf_counter()
+        process.communicate()
+        self.report.slowest_end = max(self.report.slowest_end, time.perf_counter() - began)
 
     def _examine(self, run: RunFolder) -> None:
         """What the kill left: whole checkpoints, and perhaps what nobody reads."""
@@ -133,6 +150,11 @@ class Torturer:
         self.report.before_the_first_checkpoint += found is None
         self.report.inside_a_save += any(run.checkpoints.glob(".partial-*"))
         self.report.inside_a_line += any(f.exists() and not (f.read_bytes() or b"\n").endswith(b"\n") for f in files)
+
+
+def _children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -155,11 +177,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=30, help="of each run")
     parser.add_argument("--backend", default="fake", choices=["fake", "cpu", "mlx"])
+    parser.add_argument("--processes", type=int, default=1, help="of a run, one of which is killed (cpu, mlx)")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     parser.add_argument("--out", type=Path, help="JSON with the report and the machine")
     options = parser.parse_args()
     with TemporaryDirectory() as scratch:
-        report = Torturer(Path(scratch), options.backend, options.steps, options.seed).run(options.kills)
+        torturer = Torturer(Path(scratch), options.backend, options.steps, options.seed, options.processes)
+        report = torturer.run(options.kills)
     for name, value in asdict(report).items():
         print(f"{name.replace('_', ' '):28} {round(value, 1) if isinstance(value, float) else value}")
     write(options.out, {"torture": asdict(report)})

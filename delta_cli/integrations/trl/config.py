@@ -37,6 +37,11 @@ class DelTAArguments:
     delta_lambda_min: float = _option(0.8, "Least coefficient.")
     delta_lambda_max: float = _option(1.2, "Largest coefficient.")
     delta_temperature: float | None = _option(None, "Fixed temperature of the scores; None: from the margins, lagged.")
+    delta_centroid: Literal["mean", "median"] = _option("mean", "Centroid of a side; the median heeds far tokens less.")
+    delta_one_sided: Literal["none", "zero"] = _option(
+        "none", "Batches without a side: weights of 1, or a contrast to a centroid at zero."
+    )
+    delta_shards: int = _option(1, "Parts of the batch with centroids and a mean of their own.")
     delta_score: Literal["sigmoid", "hard", "random"] = _option("sigmoid", "Score of a margin; others are ablations.")
     delta_contrast: Literal["between", "within"] = _option("between", "Margins between the sides; within: ablation.")
     delta_weighting: Literal["range", "alpha", "top", "bottom", "random"] = _option(
