@@ -20,7 +20,15 @@ def create(settings: BackendSettings, name: str, collective: Collective = SOLO) 
     check_installation()
     from backends.mlx.backend import MlxEngine
 
-    return MlxEngine(settings, name)
+    return MlxEngine(settings, name, collective)
+
+
+def join(name: str) -> Collective:
+    """The ranks that this process was started with, on this Mac or several."""
+    check_installation()
+    from backends.mlx.collective import MlxCollective
+
+    return MlxCollective()
 
 
 def check_installation() -> None:

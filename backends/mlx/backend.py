@@ -12,10 +12,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 
 from backends.batching import PaddedBatch, micro_batches
+from backends.collective import SOLO
 from backends.engine import LocalEngine
 from backends.interface import (
     BackendError,
     BackendSettings,
+    Collective,
     Completions,
     Floats,
     Ids,
@@ -47,8 +49,14 @@ class MlxEngine(LocalEngine):
     after a step the model gets the rounded copy.
     """
 
-    def __init__(self, settings: BackendSettings, name: str) -> None:
+    def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, _out_of_memory, mx.clear_cache)
+        if settings.sharding not in ("auto", "none") and collective.size > 1:
+            raise BackendError(
+                f'parallel.sharding = "{settings.sharding}": the mlx backend holds the whole model on every Mac; '
+                'set it to "none", and where that does not fit train adapters with [model.lora]'
+            )
+        self.collective = collective
         self.dtype = getattr(mx, settings.dtype)
         self.policy = load(settings.model)
         self.model = self.policy.model
@@ -64,7 +72,7 @@ class MlxEngine(LocalEngine):
             )
         else:
             self.model.unfreeze()
-        self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer)
+        self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer, collective)
         self.trainable = sum(weight.size for weight in self.optimizer.weights.values())
         self._hand_over()
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
@@ -163,9 +171,11 @@ class MlxEngine(LocalEngine):
 
     def export(self, folder: Path) -> None:
         """Write a model folder, see ``export.export``; with adapters also ``adapter/`` in mlx-lm's format."""
-        export(self.policy, folder, self.settings.dtype)
-        if self.settings.lora:
-            adapters.save(self.policy, self.settings.lora, folder / "adapter")
+        if self.collective.rank == 0:
+            export(self.policy, folder, self.settings.dtype)
+            if self.settings.lora:
+                adapters.save(self.policy, self.settings.lora, folder / "adapter")
+        self.collective.barrier()
 
     def peak_memory(self) -> int:
         """Bytes: the most this process has used so far."""

@@ -10,7 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backends.interface import BackendError, OptimizerSettings
+from backends.collective import SOLO, from_first
+from backends.interface import BackendError, Collective, OptimizerSettings
+from backends.mlx.collective import MlxCollective
 from backends.mlx.model import nonfinite
 from backends.weights import refuse_nonfinite
 
@@ -22,10 +24,16 @@ class AdamW:
 
     Not ``mlx.optimizers.AdamW``: that computes 1 − β^t in float32, which at β = 0.999 puts the
     first update 3e-5 off, and stores what it updates in the type of the compute.
+    Every rank holds all of it and gets the same gradient, that of all ranks.
     Raises BackendError for moments that are to be stored otherwise.
     """
 
-    def __init__(self, weights: Mapping[str, mx.array], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, mx.array],
+        settings: OptimizerSettings,
+        collective: Collective = SOLO,
+    ) -> None:
         if settings.offload:
             raise BackendError(
                 "update.offload saves nothing with the mlx backend: on a Mac the GPU and its host share one memory; "
@@ -37,6 +45,7 @@ class AdamW:
                 "less memory train adapters with [model.lora]"
             )
         self.settings = settings
+        self.collective = collective
         self.weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
         self.first = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}  # not yet in memory
         self.second = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}
@@ -51,15 +60,20 @@ class AdamW:
         mx.eval(self.gradient)
 
     def step(self, learning_rate: float, scale: float) -> float:
-        """Scale, clip and apply the gradient, then drop it. Returns its norm before clipping.
+        """Sum the gradient over ranks, scale, clip and apply it, then drop it. Returns its norm before clipping.
 
-        Where the norm is not finite, or there is no gradient, nothing is updated.
+        Where the norm is not finite, or no rank has a gradient, nothing is updated.
         """
         gradient, self.gradient = self.gradient, {}
+        if self.collective.size > 1:
+            assert isinstance(self.collective, MlxCollective)  # what backends.mlx.join gives
+            gradient = self.collective.sum_gradient(gradient, self.weights)
         if not gradient:
             return 0.0
         squares = mx.stack([mx.sum(mx.square(part)) for part in gradient.values()])
-        norm = abs(scale) * math.sqrt(np.array(squares, dtype=np.float64).sum())
+        # Of the first rank: sums of the same numbers may differ in their last bit between generations of GPUs.
+        total = from_first(self.collective, np.array(squares, dtype=np.float64).sum())
+        norm = abs(scale) * math.sqrt(total)
         if not math.isfinite(norm):
             return norm
         factor = scale * self.settings.clipping(norm)
@@ -79,14 +93,31 @@ class AdamW:
         self.first[name], self.second[name], self.weights[name] = first, second, weight
 
     def save(self, folder: Path) -> None:
-        """Write weights, moments and the number of steps into ``folder``."""
+        """Write weights, moments and the number of steps into ``folder``; the first rank does, as all have the same."""
+        if self.collective.rank:
+            return
         mx.save_safetensors(str(folder / "weights.safetensors"), self.weights)
         moments = {f"first.{name}": value for name, value in self.first.items()}
         moments |= {f"second.{name}": value for name, value in self.second.items()}
         mx.save_safetensors(str(folder / "optimizer.safetensors"), moments, {"steps": str(self.steps)})
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` wrote, bit for bit. Raises BackendError where it does not fit."""
+        """Restore what ``save`` wrote, bit for bit. Raises BackendError where it does not fit.
+
+        The first rank reads it and sends it to the others, who may be machines that do not share its disk.
+        """
+        if self.collective.rank == 0:
+            self._read(folder)
+        self.steps = from_first(self.collective, self.steps)
+        if self.collective.size > 1:
+            assert isinstance(self.collective, MlxCollective)
+            self.weights, self.first, self.second = (
+                self.collective.from_first(arrays) for arrays in (self.weights, self.first, self.second)
+            )
+        self.gradient = {}
+
+    def _read(self, folder: Path) -> None:
+        """Restore weights, moments and the number of steps from files."""
         try:
             weights, _ = _load(folder / "weights.safetensors")
             moments, metadata = _load(folder / "optimizer.safetensors")
@@ -100,11 +131,10 @@ class AdamW:
                     "resume with the [model] settings it was saved with"
                 )
         refuse_nonfinite(folder, nonfinite(weights))
-        self.weights = weights
-        self.first = {name: moments[f"first.{name}"] for name in weights}
-        self.second = {name: moments[f"second.{name}"] for name in weights}
+        self.weights = {name: weights[name] for name in self.weights}  # in the order that ranks agree on
+        self.first = {name: moments[f"first.{name}"] for name in self.weights}
+        self.second = {name: moments[f"second.{name}"] for name in self.weights}
         self.steps = int(metadata["steps"])
-        self.gradient = {}
 
 
 def _load(path: Path) -> tuple[Arrays, dict[str, str]]:
