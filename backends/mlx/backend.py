@@ -30,7 +30,7 @@ from backends.interface import (
     token_index,
 )
 from backends.mlx import adapters
-from backends.mlx.checkpointing import checkpointed
+from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
@@ -238,7 +238,9 @@ class MlxEngine(LocalEngine):
             return mx.sum(hidden * (at_head(hidden) if ahead is None else ahead))
 
         try:
-            self.optimizer.add(dict(tree_flatten(mx.grad(weighted_states)(trained))))
+            with differentiable(self.model):
+                found = mx.grad(weighted_states)(trained)
+            self.optimizer.add(dict(tree_flatten(found)))
         finally:
             self.model.update(trained)
         self.optimizer.add(gradient)
