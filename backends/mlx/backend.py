@@ -63,7 +63,7 @@ class MlxEngine(LocalEngine):
         self.vocabulary = self.policy.vocabulary
         self.parameters = int(get_total_parameters(self.model))
         if settings.lora:
-            self.model.set_dtype(self.dtype)
+            self.policy.cast(self.dtype)
             adapters.attach(self.policy, settings.lora, settings.seed)
         elif self.policy.quantised:
             raise BackendError(
@@ -82,7 +82,7 @@ class MlxEngine(LocalEngine):
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator."""
         try:
-            return Rollout(self.model, request, self.settings.rollout_batch, self.version).run(on_finished)
+            return Rollout(self.policy, request, self.settings.rollout_batch, self.version).run(on_finished)
         finally:
             mx.clear_cache()
 

@@ -51,6 +51,17 @@ class Policy:
             return Head.of(self.text.lm_head, f"{self.prefix}lm_head")
         return Head.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens")
 
+    def cast(self, dtype: mx.Dtype) -> None:
+        """Store the weights in this type, but float16 scales of quantised layers, which bfloat16 would round."""
+        kept = [
+            (module, {key: module[key] for key in ("scales", "biases") if key in module})
+            for _, module in self.model.named_modules()
+            if hasattr(module, "bits") and module.scales.dtype == mx.float16
+        ]
+        self.model.set_dtype(dtype)
+        for module, arrays in kept:
+            module.update(arrays)
+
 
 def load(name: str) -> Policy:
     """Load a model folder, or a model from the hub, with the weights as they are stored.
@@ -107,8 +118,9 @@ def check_halves(policy: Policy) -> None:
     kind = getattr(policy.model, "model_type", type(policy.model).__name__)
     ids = mx.array([[0, 1, 2]])
     try:
-        head = policy.head()
-        halves = head.logits(policy.trunk(ids))
+        head, text = policy.head(), policy.text
+        # with the layer itself, which rounds as the whole model does
+        halves = (text.lm_head if "lm_head" in text else text.model.embed_tokens.as_linear)(policy.trunk(ids))
     except AttributeError as error:
         raise BackendError(
             f"models of type '{kind}' keep trunk and head where the mlx backend cannot find them"

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
 from backends.interface import Completions, Floats, OnFinished, RolloutRequest, starts_of
+from backends.mlx.model import Policy
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
 REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
@@ -29,8 +29,9 @@ class Rollout:
     in one ``next()`` are returned by the following one.
     """
 
-    def __init__(self, model: nn.Module, request: RolloutRequest, batch: int, version: int) -> None:
-        self.model = model
+    def __init__(self, policy: Policy, request: RolloutRequest, batch: int, version: int) -> None:
+        self.model = policy.model
+        self.trunk, self.head = policy.trunk, policy.head()
         self.request = request
         self.sampling = sampling = request.sampling
         self.version = version  # of the model's weights
@@ -120,8 +121,8 @@ class Rollout:
         return finished
 
     def _logits(self, ids: mx.array, cache: Any) -> mx.array:
-        """What the generator takes for the model; in float32, because it normalises in the type it is given."""
-        return self.model(ids, cache=cache).astype(mx.float32)
+        """What the generator takes for the model: with the head of scoring, in the float32 that it normalises in."""
+        return self.head.logits(self.trunk(ids, cache=cache))
 
     def _sample(self, logprobs: mx.array) -> mx.array:
         """One token for every row of log-probabilities [B, V]."""

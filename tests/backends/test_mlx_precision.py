@@ -1,0 +1,119 @@
+"""MLX in 16 and 4 bits: from the hidden states on, numbers are those of float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx.core", reason="MLX is not installed")
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+from backends import mlx as package
+from backends.interface import BackendSettings, LoraSettings, Proxy, RolloutRequest, Sampling
+from backends.mlx.backend import MlxEngine
+from backends.mlx.head import BLOCK, Head, logprobs, proxies, pullback
+from backends.mlx.rollout import Rollout
+from delta_cli.assets.random_model import write_qwen3
+
+VOCAB, WIDTH, TOKENS = 32_000, 64, 12
+TOLERANCE = 1e-4  # nats
+Array = np.ndarray
+
+
+def plain() -> nn.Module:
+    rng = np.random.default_rng(0)
+    layer = nn.Linear(WIDTH, VOCAB, bias=False)
+    layer.weight = mx.array(0.3 * rng.normal(size=(VOCAB, WIDTH)).astype(np.float32)).astype(mx.bfloat16)
+    return layer
+
+
+def packed(mode: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        bits, group = (4, 32) if mode == "mxfp4" else (4, 64)
+        return nn.QuantizedLinear.from_linear(plain(), group, bits, mode)
+
+    return make
+
+
+def float64(array: mx.array) -> Array:
+    return np.array(array.astype(mx.float32), dtype=np.float64)
+
+
+def weights_of(layer: nn.Module) -> Array:
+    """What the layer's bits mean, by their definition: scale · code + bias, of each group of columns."""
+    if not isinstance(layer, nn.QuantizedLinear):
+        return float64(layer.weight)
+    if layer.mode == "mxfp4":
+        return float64(mx.dequantize(layer.weight, layer.scales, None, layer.group_size, layer.bits, layer.mode))
+    packed_codes = np.array(layer.weight)
+    codes = np.stack([packed_codes >> shift & 15 for shift in range(0, 32, 4)], axis=-1).reshape(VOCAB, WIDTH)
+    scales, biases = (np.repeat(float64(layer[key]), layer.group_size, axis=1) for key in ("scales", "biases"))
+    return codes * scales + biases
+
+
+@pytest.mark.parametrize("make", [plain, packed("affine"), packed("mxfp4")], ids=["bfloat16", "4 bits", "mxfp4"])
+def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module]) -> None:
+    """Log-probabilities, their gradient and features; products in bfloat16 would be off by 0.03 nats and more."""
+    assert BLOCK < VOCAB, "a head of several blocks"
+    rng = np.random.default_rng(1)
+    layer = make()
+    head, weight = Head.of(layer, "lm_head"), weights_of(layer)
+    hidden = mx.array(rng.normal(size=(TOKENS, WIDTH)).astype(np.float32)).astype(mx.bfloat16)
+    targets, slope = rng.integers(0, VOCAB, TOKENS), rng.normal(size=TOKENS)
+    logits = float64(hidden) @ weight.T / 0.7
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = logprobs(head, hidden, mx.array(targets), 0.7, 5)
+    np.testing.assert_allclose(found, logp[np.arange(TOKENS), targets], rtol=0, atol=TOLERANCE)
+    exact = weight[targets] - np.exp(logp) @ weight
+    log_softmax = head.log_softmax(hidden, 0.7)
+    np.testing.assert_allclose(log_softmax, logp, rtol=0, atol=TOLERANCE)
+    features = proxies(head, hidden, mx.array(targets), log_softmax, Proxy("hidden_exact"))
+    np.testing.assert_allclose(features, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
+    slopes = mx.array(slope.astype(np.float32))
+    dhidden, dweight = pullback(head, hidden, mx.array(targets), slopes, 0.7, 5, weight=make is plain)
+    expected = slope[:, None] * exact / 0.7
+    np.testing.assert_allclose(dhidden, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    if dweight is not None:
+        dlogits = -slope[:, None] * np.exp(logp)
+        dlogits[np.arange(TOKENS), targets] += slope
+        expected = dlogits.T @ float64(hidden) / 0.7
+        np.testing.assert_allclose(dweight, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_rollouts_take_the_same_head(tmp_path: Path) -> None:
+    write_qwen3(tmp_path, vocab_size=BLOCK + 500, hidden=32, layers=1, head_dim=8, intermediate=16, scale=0.5)
+    engine = package.create(BackendSettings(str(tmp_path), dtype="bfloat16"), "mlx")
+    assert isinstance(engine, MlxEngine)
+    request = RolloutRequest((np.array([3]),), Sampling(max_tokens=1, stop_ids=(0,)))
+    ids = mx.array([[3, 4, 5, 6]])
+    found = float64(Rollout(engine.policy, request, 1, 0)._logits(ids, None))
+    hidden = engine.policy.trunk(ids)
+    assert hidden.dtype == mx.bfloat16
+    expected = float64(hidden) @ float64(engine.model.model.embed_tokens.weight).T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_float16_scales_of_a_base_are_kept(tmp_path: Path) -> None:
+    """bfloat16 would round them, and with them every weight of the base."""
+    write_qwen3(tmp_path / "plain", vocab_size=40, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    model, config = load_model(tmp_path / "plain")
+    model.set_dtype(mx.float16)
+    model, config = quantize_model(model, config, group_size=32, bits=4)
+    (tmp_path / "packed").mkdir()
+    save_model(tmp_path / "packed", model)
+    save_config(config, tmp_path / "packed" / "config.json")
+    settings = BackendSettings(str(tmp_path / "packed"), dtype="bfloat16", lora=LoraSettings(rank=2))
+    engine = package.create(settings, "mlx")
+    assert isinstance(engine, MlxEngine)
+    layer = engine.model.model.layers[0].self_attn.q_proj.linear
+    original = model.model.layers[0].self_attn.q_proj
+    for key in ("scales", "biases"):
+        assert layer[key].dtype == mx.float16
+        np.testing.assert_array_equal(np.array(layer[key]), np.array(original[key]))
+    assert engine.model.model.norm.weight.dtype == mx.bfloat16
