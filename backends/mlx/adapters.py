@@ -7,10 +7,12 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from backends import adapter_folder
 from backends.interface import BackendError, LoraSettings
 from backends.mlx.model import Policy
 
@@ -21,10 +23,14 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
     """Freeze the model and put float32 adapters on the named projections of its last layers.
 
     A starts uniform in ±1/√(input size), a function of ``seed`` alone, and B zero, so that the
-    policy starts as the base. Raises BackendError where a target is in no layer.
+    policy starts as the base. Raises BackendError where a target is in no layer, or there are too few layers.
     """
     policy.model.freeze()
     layers = policy.text.layers
+    if not 0 < _count(policy, settings) <= len(layers):
+        raise BackendError(
+            f"lora layers = {settings.layers}, but the model has {len(layers)}; choose 1 to {len(layers)}"
+        )
     linear = sorted({path for layer in layers for path, module in layer.named_modules() if isinstance(module, LINEAR)})
     kinds = {path.split(".")[-1] for path in linear}
     for target in settings.targets:
@@ -43,7 +49,19 @@ def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def save(policy: Policy, settings: LoraSettings, folder: Path) -> None:
-    """Write adapters that ``mlx_lm`` loads with ``adapter_path``."""
+    """Write adapters that mlx-lm loads with ``adapter_path`` and PEFT with ``from_pretrained``.
+
+    Those of experts, and of models whose modules mlx-lm calls otherwise, are in mlx-lm's format alone.
+    """
+    adapted = dict(lora_modules(policy.model))
+    depth = len(policy.text.layers)
+    if adapter_folder.is_portable(adapted) and all(module.lora_a.ndim == 2 for module in adapted.values()):
+        matrices = {
+            path: (np.array(module.lora_a.astype(mx.float32)).T, np.array(module.lora_b.astype(mx.float32)).T)
+            for path, module in adapted.items()
+        }
+        adapter_folder.write(folder, matrices, settings, depth, str(policy.folder))
+        return
     folder.mkdir(exist_ok=True)
     mx.save_safetensors(str(folder / "adapters.safetensors"), dict(tree_flatten(policy.model.trainable_parameters())))
     layers = policy.text.layers
@@ -57,7 +75,7 @@ def save(policy: Policy, settings: LoraSettings, folder: Path) -> None:
 
 
 def _count(policy: Policy, settings: LoraSettings) -> int:
-    return settings.layers or len(policy.text.layers)
+    return len(policy.text.layers) if settings.layers is None else settings.layers
 
 
 def _parameters(settings: LoraSettings, keys: list[str]) -> dict[str, object]:

@@ -170,7 +170,7 @@ class MlxEngine(LocalEngine):
         self._hand_over()
 
     def export(self, folder: Path) -> None:
-        """Write a model folder, see ``export.export``; with adapters also ``adapter/`` in mlx-lm's format."""
+        """Write a model folder, see ``export.export``; with adapters also ``adapter/``."""
         if self.collective.rank == 0:
             export(self.policy, folder, self.settings.dtype)
             if self.settings.lora:

@@ -6,11 +6,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from backends import adapter_folder
+from backends.interface import LoraSettings
 from backends.torch.model import COMPANIONS, Policy
 
 _OWN = {"config.json", "adapter_config.json"}
@@ -29,10 +33,28 @@ def export(policy: Policy, folder: Path, weights: dict[str, Tensor], adapters: d
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
-        policy.peft.save_pretrained(folder / "adapter", state_dict=adapters, save_embedding_layers=False)
-        (folder / "adapter" / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+        _save_adapters(policy, folder / "adapter", adapters)
     for file in folder.rglob("*.safetensors"):
         shutil.copymode(folder / "config.json", file)  # safetensors lets nobody but the owner read
+
+
+def _save_adapters(policy: Policy, folder: Path, adapters: dict[str, Tensor]) -> None:
+    """Adapters for PEFT and, where mlx-lm calls their modules alike, for mlx-lm too."""
+    config = policy.peft.peft_config["default"]
+    ends = {part: f".lora_{part}.default.weight" for part in "AB"}
+    named = {name.removeprefix("base_model.model."): weight for name, weight in adapters.items()}
+    paths = [name.removesuffix(ends["A"]) for name in named if name.endswith(ends["A"])]
+    if not adapter_folder.is_portable(paths):
+        policy.peft.save_pretrained(folder, state_dict=adapters, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+        return
+    matrices = {path: (_numpy(named[path + ends["A"]]), _numpy(named[path + ends["B"]])) for path in paths}
+    lora = LoraSettings(config.r, config.lora_alpha / config.r, tuple(config.target_modules))
+    adapter_folder.write(folder, matrices, lora, policy.causal.config.num_hidden_layers, str(policy.folder))
+
+
+def _numpy(weight: Tensor) -> NDArray[np.float32]:
+    return weight.detach().float().cpu().numpy()
 
 
 @torch.no_grad()

@@ -249,6 +249,7 @@ def test_damaged_checkpoints_change_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT, in this test's own call
+@pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_export_of_adapters(
     make: Callable[..., TorchEngine], sequences: Sequences, torch_folder: Path, dtype: str, tmp_path: Path
