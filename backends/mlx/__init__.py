@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 
 from backends.collective import SOLO
 from backends.interface import BackendError, BackendSettings, Collective, Engine
 
 SUPPORTED = (0, 32)  # of mlx and mlx-lm alike: the batch generator's interface changes between minor versions
+CATCHABLE = (0, 32, 2)  # of mlx: before it, a failure of Metal ended the process instead of raising an error
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
@@ -39,9 +41,16 @@ def check_installation() -> None:
             found = version(package)
         except PackageNotFoundError:
             raise BackendError(f"backend 'mlx' needs {package}, which is not installed; {install}") from None
-        if tuple(int(part) for part in found.split(".")[:2]) != SUPPORTED:
+        release = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+        if release[:2] != SUPPORTED:
             wanted = ".".join(map(str, SUPPORTED))
             raise BackendError(f"backend 'mlx' works with {package} {wanted}.x and found {found}; {install}")
+        if package == "mlx" and release < CATCHABLE:
+            wanted = ".".join(map(str, CATCHABLE))
+            raise BackendError(
+                f"backend 'mlx' needs mlx {wanted} or later, from which on Metal's failures can be caught, and found "
+                f"{found}; {install}"
+            )
     try:
         import mlx.core as mx
     except ImportError as error:

@@ -34,7 +34,7 @@ from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
-from backends.mlx.memory import MemoryLimits, peak
+from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
@@ -50,7 +50,8 @@ class MlxEngine(LocalEngine):
     """
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
-        super().__init__(settings, name, _out_of_memory, mx.clear_cache)
+        super().__init__(settings, name, exhausted, mx.clear_cache)
+        self._rollout_batch = settings.rollout_batch  # shrinks where memory does not suffice
         if settings.sharding not in ("auto", "none") and collective.size > 1:
             raise BackendError(
                 f'parallel.sharding = "{settings.sharding}": the mlx backend holds the whole model on every Mac; '
@@ -80,11 +81,22 @@ class MlxEngine(LocalEngine):
         self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
-        """Draw responses with mlx-lm's batch generator."""
-        try:
-            return Rollout(self.policy, request, self.settings.rollout_batch, self.version).run(on_finished)
-        finally:
-            mx.clear_cache()
+        """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
+        rollout = Rollout(self.policy, request, self._rollout_batch, self.version)
+        while True:
+            try:
+                return rollout.run(on_finished)
+            except (RuntimeError, MemoryError) as error:
+                if not exhausted(error):
+                    raise
+                if self._rollout_batch == 1:
+                    raise BackendError(
+                        "out of memory on a single response, after several at a time were too many; lower max_tokens "
+                        "or choose a smaller model"
+                    ) from error
+                self._rollout_batch = rollout.batch = max(1, min(self._rollout_batch, len(request)) // 2)
+            finally:
+                mx.clear_cache()
 
     def _score(self, sequences: Sequences, proxy: Proxy | None) -> Scores:
         count = len(sequences.tokens)
@@ -245,7 +257,3 @@ class MlxEngine(LocalEngine):
             self.model.update(trained)
         self.optimizer.add(gradient)
         return float(loss)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return "allocate" in str(error)  # MLX's allocators have no error of their own

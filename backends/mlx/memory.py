@@ -6,7 +6,22 @@ import mlx.core as mx
 
 from backends.process import peak_resident
 
+# What MLX says where memory, buffers or the watchdog's patience do not suffice: it has no errors of their own.
+EXHAUSTED = (
+    "allocate",  # [metal::malloc], [malloc_or_wait], [malloc]: Unable, or Attempting, to allocate …
+    "Insufficient Memory",  # kIOGPUCommandBufferCallbackErrorOutOfMemory
+    "OutOfMemory",
+    "Resource limit",  # [metal::malloc] Resource limit (499000) exceeded: too many buffers at a time
+    "Impacting Interactivity",  # the watchdog: smaller pieces of work may pass, the same ones do not
+    "GPU Timeout",
+)
+
 CACHE = 4  # freed buffers kept for reuse: at most 1/CACHE of the recommended working set
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error says that a smaller piece of work might have passed."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in EXHAUSTED)
 
 
 class MemoryLimits:

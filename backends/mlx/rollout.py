@@ -33,20 +33,13 @@ class Rollout:
         self.model = policy.model
         self.trunk, self.head = policy.trunk, policy.head()
         self.request = request
-        self.sampling = sampling = request.sampling
+        self.sampling = request.sampling
         self.version = version  # of the model's weights
         self.batch = batch
-        self.generator = BatchGenerator(
-            self._logits,
-            max_tokens=sampling.max_tokens,
-            stop_tokens=[[token] for token in sampling.stop_ids],
-            sampler=self._sample,
-            completion_batch_size=batch,
-            prefill_batch_size=batch,
-        )
         self.entering: deque[int] = deque()  # inserted, first token not drawn yet
         self.active: list[int] = []  # being decoded, in the generator's order
         self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
+        self.inserted: list[int] = []  # rows by the generator's ids, which count from 0
         self.drawn: list[tuple[list[int], mx.array]] = []  # rows and log-probabilities of the tokens on their way
         self.noise: dict[int, Floats] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -54,7 +47,22 @@ class Rollout:
         self.truncated: dict[int, bool] = {}
 
     def run(self, on_finished: OnFinished | None) -> Completions:
-        """Draw every response, prompts in order, a new one whenever there is room."""
+        """Draw every response, prompts in order, a new one whenever there is room.
+
+        After an error it may be called again, for those that are not finished: from their first token on.
+        """
+        sampling = self.sampling
+        self.generator = BatchGenerator(
+            self._logits,
+            max_tokens=sampling.max_tokens,
+            stop_tokens=[[token] for token in sampling.stop_ids],
+            sampler=self._sample,
+            completion_batch_size=self.batch,
+            prefill_batch_size=self.batch,
+        )
+        self.entering.clear()
+        for unfinished in (self.active, self.decoding, self.inserted, self.drawn):
+            unfinished.clear()
         waiting = self._prefilled()
         rows = len(self.request)
         try:
@@ -69,36 +77,43 @@ class Rollout:
             del self.generator  # it refers back here: without this the caches would wait for a garbage collection
         return self._completions(rows)
 
-    def _admit(self, waiting: Iterator[tuple[int, Any]]) -> None:
+    def _admit(self, waiting: Iterator[tuple[int, int, Any]]) -> None:
         free = self.batch - len(self.active) - len(self.entering)
         if self.active and free < max(1, self.batch // REFILL):
             return
         seeds = self.request.global_rows
         with mx.stream(self.generator.stream):
-            for _, (last, cache) in zip(range(free), waiting, strict=False):
-                # Inserted in the order of rows, so the generator's id of a response is its row.
-                (row,) = self.generator.insert([[last]], caches=[cache])
+            for _, (row, last, cache) in zip(range(free), waiting, strict=False):
+                self.generator.insert([[last]], caches=[cache])
+                self.inserted.append(row)
                 self.entering.append(row)
                 self.tokens[row], self.logprobs[row] = [], []
                 # One more than there are tokens: what follows the last is drawn before it is known to be the last.
                 noise = uniforms(self.sampling.seed, int(seeds[row]), self.sampling.max_tokens + 1)
                 self.noise[row] = noise.astype(np.float32)
 
-    def _prefilled(self) -> Iterator[tuple[int, Any]]:
-        """Last id of the prompt and the cache of what precedes it, once a response; the samples of a
-        prompt share one cache, which the generator copies from when they enter."""
-        prompts = self.request.prompts
-        for first in range(0, len(prompts), PREFILL):
-            wave = [prompt.tolist() for prompt in prompts[first : first + PREFILL]]
+    def _prefilled(self) -> Iterator[tuple[int, int, Any]]:
+        """Row, last id of its prompt and the cache of what precedes it, of every unfinished response; the samples of
+        a prompt share one cache, which the generator copies from when they enter."""
+        samples = self.sampling.samples
+        missing: dict[int, list[int]] = {}  # rows by prompt
+        for row in range(len(self.request)):
+            if row not in self.truncated:
+                missing.setdefault(row // samples, []).append(row)
+        places = list(missing)
+        size = min(PREFILL, self.batch)
+        for first in range(0, len(places), size):
+            chosen = places[first : first + size]
+            wave = [self.request.prompts[place].tolist() for place in chosen]
             caches = [make_prompt_cache(self.model) for _ in wave]
             long = [i for i, prompt in enumerate(wave) if len(prompt) > 1]
             batch = PromptProcessingBatch(self._logits, long, [caches[i] for i in long])
             batch.prompt([wave[i][:-1] for i in long])
             for place, i in enumerate(long):
                 caches[i] = batch.extract_cache(place)
-            for prompt, cache in zip(wave, caches, strict=True):
-                for _ in range(self.sampling.samples):
-                    yield prompt[-1], cache
+            for place, prompt, cache in zip(chosen, wave, caches, strict=True):
+                for row in missing[place]:
+                    yield row, prompt[-1], cache
 
     def _advance(self) -> list[int]:
         """One token for every active row. Returns the rows that are finished."""
@@ -110,7 +125,7 @@ class Rollout:
         }
         finished = []
         for response in responses:
-            row = response.uid
+            row = self.inserted[response.uid]
             self.tokens[row].append(response.token)
             self.logprobs[row].append(logprobs[row])
             if response.finish_reason:

@@ -421,6 +421,15 @@ def test_another_version_of_mlx_says_what_to_install(monkeypatch: pytest.MonkeyP
         package.check_installation()
 
 
+@pytest.mark.parametrize("old", ["0.32.1", "0.32", "0.32.1.dev3"])
+def test_an_mlx_whose_failures_end_the_process(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "version", lambda name: {"mlx": old, "mlx-lm": "0.32.0"}[name])
+    with pytest.raises(BackendError, match=rf"needs mlx 0\.32\.2 or later, .* found {old}; run: pip install"):
+        package.check_installation()
+    monkeypatch.setattr(package, "version", lambda name: {"mlx": "0.32.2", "mlx-lm": "0.32.0"}[name])
+    package.check_installation()
+
+
 def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
