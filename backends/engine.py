@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from backends.errors import out_of_step, outdated_features, too_long
 from backends.interface import (
     BackendError,
@@ -17,6 +19,7 @@ from backends.interface import (
     Ids,
     Objective,
     OnFinished,
+    Probe,
     Proxy,
     RolloutRequest,
     Scores,
@@ -25,6 +28,9 @@ from backends.interface import (
 )
 
 Result = TypeVar("Result")
+
+PROBES, PROBE_TOKENS = 4, 15  # responses and tokens of each that published weights are known by
+PROBE_SEED = 20605
 
 
 class MicroBatch(Protocol):
@@ -103,6 +109,14 @@ def check_ids(prompts: Sequence[Ids], tokens: Ids | None, vocabulary: int) -> No
             )
 
 
+def probe_sequences(vocabulary: int) -> Sequences:
+    """A few random responses, always the same: an answer that has not moved is told from one that has."""
+    rng = np.random.default_rng(PROBE_SEED)
+    ids = rng.integers(0, vocabulary, size=(PROBES, PROBE_TOKENS + 1))
+    starts = np.arange(PROBES + 1, dtype=np.int64) * PROBE_TOKENS
+    return Sequences(tuple(row[:1] for row in ids), ids[:, 1:].ravel(), starts)
+
+
 class LocalEngine(ABC):
     """A learner that samples from its own weights; see :class:`backends.interface.Engine`."""
 
@@ -146,10 +160,12 @@ class LocalEngine(ABC):
             )
 
     def publish(self, inbox: Path | None) -> Weights:
-        """The present weights; written as a model folder where somebody else is to read them."""
-        if inbox is not None:
-            self.export(inbox)
-        return Weights(self.version, inbox)
+        """The present weights; written where somebody else is to read them, with what they answer to a probe."""
+        if inbox is None:
+            return Weights(self.version)
+        self._write(inbox)
+        sequences = probe_sequences(self.vocabulary)
+        return Weights(self.version, inbox, Probe(sequences, self.score(sequences).logprobs))
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward: log-probabilities, entropies and, with a proxy, features."""
@@ -190,6 +206,10 @@ class LocalEngine(ABC):
         if version != self.version:
             raise outdated_features()
         return self.recovery.run(lambda: reduce(self._rows(sequences, proxy, start, stop)))
+
+    def _write(self, inbox: Path) -> None:
+        """Write into ``inbox`` what samplers need: the whole model, or the adapters alone. Every process calls it."""
+        self.export(inbox)
 
     @abstractmethod
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions: ...

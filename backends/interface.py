@@ -269,14 +269,24 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
+class Probe:
+    """Sequences and what their tokens' log-probabilities are under some weights, to know these by."""
+
+    sequences: Sequences  # at temperature 1
+    logprobs: Floats  # [N] float32, the learner's
+
+
+@dataclass(frozen=True)
 class Weights:
-    """Weights that a learner has published: their version, and the folder they lie in.
+    """Weights that a learner has published: their version, the folder they lie in, and what they answer.
 
     ``folder`` is None where they were not written because the sampler computes with the learner's own.
+    It holds a model, or an ``adapter`` alone where only adapters are trained.
     """
 
     version: int
     folder: Path | None = None
+    probe: Probe | None = None  # of weights in a folder
 
 
 OnFinished = Callable[[int, Ids], None]

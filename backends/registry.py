@@ -8,10 +8,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backends.collective import SOLO
 from backends.interface import BackendError, BackendSettings, Collective, Engine
 from backends.process import rank_and_size
+
+if TYPE_CHECKING:
+    from backends.vllm import Launch, VllmSampler, VllmSettings
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,28 @@ def create(name: str, settings: BackendSettings, collective: Collective = SOLO) 
     name = resolve(name)
     make: Callable[[BackendSettings, str, Collective], Engine] = importlib.import_module(ENTRIES[name].module).create
     return make(settings, name, collective)
+
+
+def vllm_sampler(
+    settings: VllmSettings,
+    launch: Launch | None = None,
+    python: str | None = None,
+    log: Path = Path("vllm.log"),
+    on_progress: Callable[[str], None] = lambda line: None,
+    collective: Collective = SOLO,
+) -> VllmSampler:
+    """A sampler over vLLM servers: those of the settings, or one that is launched when it is needed.
+
+    Raises BackendError where the servers are not there or the environment of ``python`` has no vLLM.
+    """
+    from backends.vllm import Launcher, VllmSampler
+
+    launcher = None
+    if launch is not None:
+        launcher = Launcher(launch, python, log, on_progress)
+        if collective.rank == 0:
+            launcher.check()
+    sampler = VllmSampler(settings, launcher, collective)
+    if launcher is None:
+        sampler.connect()
+    return sampler

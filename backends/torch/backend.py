@@ -32,7 +32,7 @@ from backends.interface import (
 )
 from backends.process import peak_resident
 from backends.torch.collective import TorchCollective
-from backends.torch.export import export, merged_weights
+from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
@@ -286,6 +286,16 @@ class TorchEngine(LocalEngine):
         weights, adapters = merged_weights(self._policy, keep=self._collective.rank == 0)
         if self._collective.rank == 0:
             export(self._policy, folder, weights, adapters)
+        self._collective.barrier()
+
+    def _write(self, inbox: Path) -> None:
+        if self._policy.peft is None:
+            self.export(inbox)
+            return
+        self._parallel.scatter()
+        adapters = adapter_weights(self._policy, keep=self._collective.rank == 0)
+        if self._collective.rank == 0:
+            export_adapters(self._policy, inbox, adapters)
         self._collective.barrier()
 
     def peak_memory(self) -> int:

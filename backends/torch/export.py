@@ -33,13 +33,19 @@ def export(policy: Policy, folder: Path, weights: dict[str, Tensor], adapters: d
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
-        _save_adapters(policy, folder / "adapter", adapters)
+        export_adapters(policy, folder, adapters)
+    _make_readable(folder, folder / "config.json")
+
+
+def _make_readable(folder: Path, like: Path) -> None:
     for file in folder.rglob("*.safetensors"):
-        shutil.copymode(folder / "config.json", file)  # safetensors lets nobody but the owner read
+        shutil.copymode(like, file)  # safetensors lets nobody but the owner read
 
 
-def _save_adapters(policy: Policy, folder: Path, adapters: dict[str, Tensor]) -> None:
-    """Adapters for PEFT and, where mlx-lm calls their modules alike, for mlx-lm too."""
+def export_adapters(policy: Policy, model: Path, adapters: dict[str, Tensor]) -> None:
+    """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT and vLLM and, where mlx-lm calls their
+    modules alike, for mlx-lm too."""
+    folder = model / "adapter"
     config = policy.peft.peft_config["default"]
     ends = {part: f".lora_{part}.default.weight" for part in "AB"}
     named = {name.removeprefix("base_model.model."): weight for name, weight in adapters.items()}
@@ -47,10 +53,12 @@ def _save_adapters(policy: Policy, folder: Path, adapters: dict[str, Tensor]) ->
     if not adapter_folder.is_portable(paths):
         policy.peft.save_pretrained(folder, state_dict=adapters, save_embedding_layers=False)
         (folder / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+        _make_readable(folder, folder / "adapter_config.json")
         return
     matrices = {path: (_numpy(named[path + ends["A"]]), _numpy(named[path + ends["B"]])) for path in paths}
     lora = LoraSettings(config.r, config.lora_alpha / config.r, tuple(config.target_modules))
     adapter_folder.write(folder, matrices, lora, policy.causal.config.num_hidden_layers, str(policy.folder))
+    _make_readable(folder, folder / "adapter_config.json")
 
 
 def _numpy(weight: Tensor) -> NDArray[np.float32]:
@@ -65,19 +73,29 @@ def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor]
     the device. Ranks that hold parts put each matrix together, and only those that ``keep`` it go on with it.
     """
     adapted = {name: module for name, module in policy.causal.named_modules() if hasattr(module, "get_delta_weight")}
-    weights, adapters = {}, {}
+    weights = {}
     for name, part in policy.causal.named_parameters():  # a tied head comes once, as the embedding
-        weight = _whole(part)
         if "lora_" in name:
-            if keep:
-                adapters[f"base_model.model.{name}"] = weight.cpu().contiguous()
             continue
+        weight = _whole(part)
         module = name.removesuffix(".base_layer.weight")
         if module != name and module in adapted:
             weight = weight.float() + _whole(adapted[module].get_delta_weight("default")).float()
         if keep:
             weights[name.replace(".base_layer.", ".")] = weight.detach().to("cpu", policy.dtype).contiguous()
-    return weights, adapters
+    return weights, adapter_weights(policy, keep)
+
+
+@torch.no_grad()
+def adapter_weights(policy: Policy, keep: bool = True) -> dict[str, Tensor]:
+    """The adapters' weights by PEFT's names, on the host; every rank calls it, as above."""
+    adapters = {}
+    for name, part in policy.causal.named_parameters():
+        if "lora_" in name:
+            weight = _whole(part)
+            if keep:
+                adapters[f"base_model.model.{name}"] = weight.cpu().contiguous()
+    return adapters
 
 
 def _whole(tensor: Tensor) -> Tensor:

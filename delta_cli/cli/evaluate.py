@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
+from delta_cli.cli.engine import EngineOption, PythonOption, engine_of, open_engine
 from delta_cli.cli.options import BackendOption
 from delta_cli.errors import UserError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.results import Evaluation, EvaluationSettings
     from delta_cli.evaluation.subject import Subject
     from delta_cli.recipe import Recipe
+    from delta_cli.recipe.models import Engine
     from delta_cli.rewards.grader import Grader
 
 CheckpointOption = Annotated[
@@ -49,6 +51,8 @@ def evaluate(
         typer.Option("--allow-unsandboxed", help="Run programs without a sandbox; only on a machine you can lose."),
     ] = False,
     backend: BackendOption = "auto",
+    engine: EngineOption = None,
+    engine_python: PythonOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print evaluation.json instead of a table.")] = False,
@@ -67,6 +71,7 @@ def evaluate(
     if suite and data:
         raise UserError("--suite and --data: give one of them")
     subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))
+    drawing = engine_of(subject, engine, engine_python)
     changes = {
         "samples": samples,
         "temperature": temperature,
@@ -78,7 +83,9 @@ def evaluate(
     name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
     grader = _grader(subject, suite, settings, allow_unsandboxed)
     place = out or _folder_of(subject, model) / _title(name, subject, limit)
-    found, folder = _run(subject, backend, name, settings, benchmarks, limit, grader, place, out is None, quiet or json)
+    found, folder = _run(
+        subject, backend, drawing, name, settings, benchmarks, limit, grader, place, out is None, quiet or json
+    )
     if json:
         typer.echo(found.model_dump_json(indent=1))
         return
@@ -172,6 +179,7 @@ def _title(name: str, subject: Subject, limit: int | None) -> str:
 def _run(
     subject: Subject,
     backend_name: str,
+    drawing: Engine,
     name: str,
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],
@@ -182,7 +190,6 @@ def _run(
     quiet: bool,
 ) -> tuple[Evaluation, Path]:
     """The evaluation and its folder: ``place``, or where ``numbered`` the first of place, place-2, … that is free."""
-    from backends import registry
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.evaluate import own_folder
@@ -192,19 +199,18 @@ def _run(
     with ExitStack() as stack:
         stack.enter_context(grader)
         tokenizer = Tokenizer.load(subject.settings.model)
-        engine = registry.create(backend_name, subject.settings)
-        stack.callback(engine.close)
-        subject.load_into(engine)
-        folder = next(own_folder(place, subject.weights, engine.name, settings, benchmarks))
+        log = place.with_name(f"{place.name}-vllm.log")
+        sampler, label = open_engine(subject, backend_name, drawing, settings.max_tokens, log, stack)
+        folder = next(own_folder(place, subject.weights, label, settings, benchmarks))
         if folder != place and not numbered:
             raise UserError(f"{place}: holds the evaluation of something else; choose another folder with --out")
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
-            RolloutWorker(engine, tokenizer, grader, settings.template),
+            RolloutWorker(sampler, tokenizer, grader, settings.template),
             benchmarks,
             settings,
             model=subject.name,
-            backend=engine.name,
+            backend=label,
             suite=name,
             folder=folder,
             weights=subject.weights,

@@ -38,6 +38,7 @@ from delta_cli.training.update import Updater
 
 Level = Literal["ok", "note", "wrong"]
 
+VLLM_SHARE = 0.9  # of a GPU's memory that a server takes by default
 PROMPT_SAMPLE = 16  # prompts whose outcomes are looked at
 RESPONSE_SAMPLE = 8  # responses for each
 
@@ -112,8 +113,22 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
         yield _fits("memory", items, total * spread.processes + host, machine.device_memory)
         return
     yield _fits("memory", [item for item in items if item.phase != "host"], total, machine.device_memory)
+    if recipe.engine.colocated and machine.device_memory:
+        yield _shared(recipe, totals(items)["stays"], machine.device_memory)
     if host:
         yield _fits("memory, host", [item for item in items if item.phase == "host"], host, machine.memory)
+
+
+def _shared(recipe: Recipe, stays: int, available: int) -> Finding:
+    """Whether what a vLLM server takes of the GPU fits beside what the trainer leaves there while it draws."""
+    share = recipe.engine.memory or VLLM_SHARE
+    both = f"engine.memory = {share:g} is {_gib(int(share * available))}, and {_gib(stays)} of the trainer's stay"
+    if share * available + stays <= available:
+        return Finding("ok", "memory, shared", f"{both}, of {_gib(available)}")
+    fitting = max(0.0, (available - stays) / available - 0.05)
+    return Finding(
+        "wrong", "memory, shared", f"{both}: too much for {_gib(available)}; set engine.memory = {fitting:.2f}"
+    )
 
 
 def _fits(subject: str, items: Sequence[Item], total: int, available: int) -> Finding:

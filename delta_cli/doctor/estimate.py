@@ -136,7 +136,24 @@ def key_value_bytes(recipe: Recipe, shape: Shape) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype == "bfloat16" else FLOAT)
 
 
+def _vllm(recipe: Recipe, shape: Shape) -> list[Item]:
+    """What a server on the trainer's GPU takes at least while it draws; asleep, its weights are on the host."""
+    if not recipe.engine.colocated:
+        return []
+    width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
+    per_token, length = key_value_bytes(recipe, shape), recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    weights, how = shape.parameters * width, f"{_many(shape.parameters)} × {width} bytes"
+    least = f"one response of {length} tokens × {per_token / 1024:.0f} KiB; what engine.memory leaves holds more"
+    return [
+        Item("vLLM's weights", weights, "rollout", how, "engine.colocated = false"),
+        Item("vLLM's KV cache", length * per_token, "rollout", least, "rollout.max_tokens"),
+        Item("vLLM's weights, asleep", weights, "host", how, "engine.colocated = false"),
+    ]
+
+
 def _rollout(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
+    if recipe.engine.kind == "vllm":
+        return _vllm(recipe, shape)
     rollout, evaluation = recipe.rollout, recipe.evaluation
     uses = [
         ("", rollout.prompts, rollout.responses, rollout.max_tokens),

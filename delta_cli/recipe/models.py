@@ -34,6 +34,8 @@ from delta_cli.credit.methods import (
 Preset = Literal["reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta"]
 assert set(get_args(Preset)) == set(PRESETS)
 
+ENGINE_CAP = 2.0  # update.importance_cap with an external engine
+
 
 def key(default: Any, description: str, unit: str = "", **limits: Any) -> Any:
     """A field with its meaning, unit and range."""
@@ -108,6 +110,16 @@ class Rollout(Section):
     long_prompts: Literal["drop", "cut"] = key("drop", "longer than max_prompt_tokens: left out, or cut on the left")
     dynamic: bool = key(False, "draw again until every kept group has rewards that differ")
     dynamic_limit: int = key(4, "dynamic: give up after so many draws a step", "draws", ge=1, le=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, table: Any) -> Any:
+        if isinstance(table, dict) and "top_p" in table:
+            raise ValueError(
+                "rollout.top_p: training draws from the whole distribution, because log-probabilities of a truncated "
+                "one are not the policy's; remove it (evaluation.top_p is for evaluations)"
+            )
+        return table
 
 
 class Reward(Section):
@@ -275,6 +287,40 @@ class Parallel(Section):
     )
 
 
+class Engine(Section):
+    """What draws the responses: the trainer's own backend, or vLLM servers that the new weights are loaded into."""
+
+    kind: Literal["local", "vllm"] = key("local", "local: the backend itself; vllm: servers of vLLM, see docs/vllm.md")
+    url: tuple[str, ...] = key((), "vllm: addresses of running servers, over which requests are spread", strict=False)
+    launch: bool = key(False, "vllm: start a server on this machine, and end it with the run")
+    python: str | None = key(None, "launch: Python of the environment that has vLLM; absent: this one")
+    arguments: tuple[str, ...] = key((), "launch: more options of vLLM's command line", strict=False)
+    memory: float | None = key(None, "launch: share of the GPU's memory it may take; absent: vLLM's own", gt=0, lt=1)
+    colocated: bool = key(False, "vllm: the server frees the GPU they share while the trainer works")
+    ahead: int = key(0, "vllm: draw the next batch while this one is trained on", "batches", ge=0, le=1)
+    concurrency: int = key(256, "vllm: requests at a time, for each server", "requests", ge=1, le=4096)
+    deadline: float = key(1800.0, "vllm: longest wait for one response", "seconds", gt=0)
+    tolerance: float | None = key(
+        None, "vllm: largest mean gap to the trainer after new weights; absent: 0.001, with bfloat16 0.15", "nats", gt=0
+    )
+    inbox: str | None = key(None, "vllm: folder for new weights; absent: in memory where there is room, else the run's")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "local":
+            if changed := self.model_fields_set - {"kind"} - {name for name, value in self if value == _default(name)}:
+                raise ValueError(f'engine.{min(changed)} is about vLLM; set engine.kind = "vllm", or remove it')
+        elif self.launch == bool(self.url):
+            raise ValueError('engine.kind = "vllm" needs either engine.url of running servers or engine.launch = true')
+        if self.ahead and self.colocated:
+            raise ValueError("engine.ahead draws while the trainer works: they cannot share a GPU (engine.colocated)")
+        return self
+
+
+def _default(name: str) -> Any:
+    return Engine.model_fields[name].default
+
+
 class Run(Section):
     """The run as a whole."""
 
@@ -297,6 +343,16 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     tracking: Tracking = Tracking()
     parallel: Parallel = Parallel()
+    engine: Engine = Engine()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _correct_for_the_engine(cls, table: Any) -> Any:
+        """With an engine of its own arithmetic update.importance_cap is on unless the recipe gives another."""
+        engine = table.get("engine") if isinstance(table, dict) else None
+        if isinstance(engine, dict) and engine.get("kind") == "vllm" and isinstance(table.get("update", {}), dict):
+            return table | {"update": {"importance_cap": ENGINE_CAP} | table.get("update", {})}
+        return table
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -326,4 +382,6 @@ class Recipe(Section):
             )
         if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
             raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
+        if self.engine.ahead and self.parallel.processes > 1:
+            raise ValueError("engine.ahead needs one training process; set engine.ahead = 0 or parallel.processes = 1")
         return self

@@ -46,6 +46,7 @@ METRICS: dict[str, Metric] = {
     ),
     "engine_gap_mean": Metric("nats", "mean |log-probability of the engine − the trainer's|", "below 0.05"),
     "engine_gap_max": Metric("nats", "the largest of these"),
+    "version_lag": Metric("updates", "of the weights since the batch was drawn; more than 0 with engine.ahead", "0"),
     "loss": Metric("", "mean over the updates; 0 at the first on a batch by construction: watch the reward"),
     "grad_norm": Metric("", "mean over the updates, before clipping", "finite, above 0"),
     "learning_rate": Metric("", "of the step"),
@@ -92,7 +93,12 @@ RANK_METRICS = {
     f"seconds_{phase}_spread": Metric("s", f"time of the phase {phase}: the slowest process less the fastest", "small")
     for phase in RANK_PHASES
 }
-METRICS |= RANK_METRICS
+AHEAD_METRICS = {
+    "seconds_waited": Metric(
+        "s", "with engine.ahead: waited for a batch, most of whose seconds_rollout passed while another was trained on"
+    ),
+}
+METRICS |= RANK_METRICS | AHEAD_METRICS
 
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from backends import registry
@@ -23,6 +24,7 @@ from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.rewards.spec import Overlong, RewardSpec
 from delta_cli.rewards.verifiers import check_answers
+from delta_cli.training.engine import open_sampler
 from delta_cli.training.observer import Notice, Observer
 from delta_cli.training.run_folder import FollowedFolder, RunFolder
 from delta_cli.training.trainer import Trainer
@@ -62,10 +64,12 @@ def open_trainer(
         stack.callback(folder.release)
         engine = registry.create(name, backend_settings(recipe), ranks)
         stack.callback(engine.close)
+        notify = partial(_tell, observer)
+        drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, ranks))
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(engine, tokenizer, grader, template_of(recipe), ranks, _prompt_tokens(recipe)),
+            RolloutWorker(drawing, tokenizer, grader, template_of(recipe), ranks, _prompt_tokens(recipe)),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -78,6 +82,10 @@ def open_trainer(
 def _prompt_tokens(recipe: Recipe) -> int | None:
     """What a prompt is cut to, where long ones are not left out."""
     return recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "cut" else None
+
+
+def _tell(observer: Observer, line: str) -> None:
+    observer.notice(Notice("engine", line))
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:

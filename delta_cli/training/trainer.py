@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from backends.collective import any_of, from_first
-from backends.interface import BackendError, Learner
-from delta_cli.data import sampler
+from backends.interface import Learner
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import StopRequested, UserError
@@ -22,13 +21,13 @@ from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, av
 from delta_cli.recipe import Recipe, to_toml
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training import checkpoint, exported, tripwires
+from delta_cli.training.batches import Batch, Batches
 from delta_cli.training.checkpoint import State
 from delta_cli.training.clock import Clock
 from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.observer import Example, Notice, Observer
-from delta_cli.training.rollouts import RolloutBatch, join, roll
+from delta_cli.training.rollouts import RolloutBatch
 from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
-from delta_cli.training.seeds import derive
 from delta_cli.training.update import Credit, Updater
 
 Record = dict[str, Any]
@@ -64,6 +63,9 @@ class Trainer:
     def __post_init__(self) -> None:
         self.ranks = self.worker.collective
         self.updater = Updater(self.recipe, self.learner, self.ranks)
+        self.batches = Batches(
+            self.recipe, self.learner, self.worker, self.problems, self.observer, self._interrupt, self._check_stop
+        )
         self._first: Record | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()
         self._nonfinite = 0
@@ -89,6 +91,8 @@ class Trainer:
             if self.state.step != self._saved:
                 self._save()
             raise Interrupted(self.state.step, self.clock.dropped) from None
+        finally:
+            self.batches.close()
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
@@ -108,7 +112,8 @@ class Trainer:
     def _step(self) -> None:
         """One batch of rollouts and the updates on it."""
         number = self.state.step  # steps done before this one
-        batch, draws = self._collect(number)
+        collected = self._collect(number)
+        batch, draws = collected.batch, collected.draws
         with self.clock.phase("score"):
             self.observer.phase("score")
             scored = self.updater.score(batch)
@@ -118,13 +123,14 @@ class Trainer:
         with self.clock.phase("update"):
             self.observer.phase("update")
             updates = self.updater.update(batch, credit, number)
-            self._publish()
+            if not self.recipe.engine.ahead:
+                self._publish()
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
         record: Record = {"step": number + 1}
         prompts = self.recipe.rollout.prompts
         record |= describe_batch(batch, draws * prompts, prompts)
-        record |= self._describe_scores(batch, credit)
+        record |= self._describe_scores(batch, credit) | collected.record()
         record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
         stopped = False
         if self._due(self.recipe.evaluation.every):
@@ -139,51 +145,20 @@ class Trainer:
         if self._due(self.recipe.checkpoint.every) or self._is_best(record):
             self._save(record)
 
-    def _collect(self, number: int) -> tuple[RolloutBatch, int]:
-        """The step's graded batch and how many batches of prompts were drawn for it."""
-        rollout, seed = self.recipe.rollout, self.recipe.run.seed
-        kept: list[RolloutBatch] = []
-        for attempt in range(rollout.dynamic_limit if rollout.dynamic else 1):
-            with self.clock.phase("rollout"):
-                drawn = sampler.batch(self.problems, self.state.draws + attempt, rollout.prompts, seed)
-                waiting = roll(
-                    self.worker,
-                    drawn,
-                    rollout,
-                    derive(seed, number, f"rollout {attempt}"),
-                    self.recipe.reward.flip,
-                    self.observer,
-                    self._interrupt,
-                )
-            with self.clock.phase("reward"):
-                self.observer.phase("reward")
-                batch = self._checked(waiting.result())
-            self._check_stop()
-            if not rollout.dynamic:
-                return batch, 1
-            kept.append(batch)
-            mixed = sum(len(each.mixed_groups()) for each in kept)
-            if mixed >= rollout.prompts:
-                break
-        joined = join(kept)
-        groups = joined.mixed_groups()[: rollout.prompts]
-        # A draw without any mixed group teaches nothing; it is kept as it is, so that the step says so.
-        return (joined.select(groups) if len(groups) else kept[0]), len(kept)
-
-    def _checked(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch, which must come from the weights that are about to be updated, or be corrected for that."""
-        present = self.learner.version
-        if batch.version != present and self.recipe.update.importance_cap is None:
-            raise BackendError(
-                f"responses came from version {batch.version} of the weights, but the policy is at {present}; the "
-                "sampling engine did not take the last update. Set update.importance_cap to correct for it"
-            )
-        return batch
+    def _collect(self, number: int) -> Batch:
+        """The step's batch. With engine.ahead the next one begins to be drawn, from the weights as they are now."""
+        found = self.batches.take(number, self.state.draws, self.clock)
+        self._check_stop()
+        if self.recipe.engine.ahead and number + 1 < self.recipe.run.steps:
+            self._publish()
+            self.batches.begin(number + 1, self.state.draws + found.draws)
+        return found
 
     def _publish(self) -> None:
         """Have the sampler draw from the present weights."""
         sampler = self.worker.sampler
-        sampler.load_weights(self.learner.publish(sampler.inbox))
+        if sampler.version != self.learner.version:
+            sampler.load_weights(self.learner.publish(sampler.inbox))
         self._published = self.learner.version
 
     def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
@@ -222,6 +197,8 @@ class Trainer:
         """Accuracy over the problems of all benchmarks, recorded."""
         settings = self.evaluation
         with self.clock.phase("evaluate"):
+            self.batches.settle()
+            self._publish()
             total = sum(len(benchmark.problems) for benchmark in self.benchmarks)
             self.observer.phase("evaluate", total * settings.samples)
             results = [self._run_benchmark(benchmark) for benchmark in self.benchmarks]

@@ -83,7 +83,7 @@ TRIPWIRES = (
     ),
     Tripwire(
         "engine_mismatch",
-        lambda now, first: now["engine_gap_mean"] > 0.05,
+        lambda now, first: now["engine_gap_mean"] > 0.05 and not now["version_lag"] > 0,  # older weights do differ
         "the sampling engine's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: "
         "rollouts come from another precision, or from weights (adapters) that the updates did not reach. If it grows "
         "from step to step it is the weights; otherwise set update.importance_cap = 2.0, or one precision",

@@ -24,6 +24,7 @@ HEALTHY: dict[str, Any] = {
     "entropy_mean": 1.0,
     "engine_gap_mean": 0.001,
     "engine_gap_max": 0.02,
+    "version_lag": 0,
     "loss": 0.01,
     "grad_norm": 0.5,
     "learning_rate": 1e-6,
@@ -84,6 +85,11 @@ def test_the_healthy_record_is_a_whole_one() -> None:
 
 def test_a_healthy_record_fires_nothing() -> None:
     assert fired(HEALTHY, HEALTHY, set()) == []
+
+
+def test_older_weights_differ_and_nobody_need_know() -> None:
+    """A batch that was drawn ahead, from the weights before the last updates."""
+    assert fired(HEALTHY | {"engine_gap_mean": 0.3, "version_lag": 4}, HEALTHY, set()) == []
 
 
 def test_what_is_null_or_absent_fires_nothing_else() -> None:

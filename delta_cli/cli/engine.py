@@ -1,0 +1,71 @@
+"""What draws the responses of an evaluation: this process, or vLLM."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delta_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from backends.interface import Sampler
+    from delta_cli.evaluation.subject import Subject
+    from delta_cli.recipe.models import Engine
+
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What draws: local, vllm (started for it), or the address of a running vLLM server; without it, what drew "
+        "in the run's training.",
+        show_default=False,
+    ),
+]
+PythonOption = Annotated[str | None, typer.Option(help="Python of the environment that has vLLM.", show_default=False)]
+
+
+def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engine:
+    """The recipe section that says what draws; raises UserError for a word that is none."""
+    from pydantic import ValidationError
+
+    from delta_cli.recipe.models import Engine
+
+    changes: dict[str, object] = {} if python is None else {"python": python}
+    if engine == "local":
+        return Engine()
+    if engine == "vllm":
+        changes |= {"kind": "vllm", "launch": True, "url": ()}
+    elif engine is not None and engine.startswith(("http://", "https://")):
+        changes |= {"kind": "vllm", "launch": False, "url": (engine,)}
+    elif engine is not None:
+        raise UserError(f"--engine: '{engine}' is none; give local, vllm, or http://host:port of a running server")
+    own = {} if subject.recipe is None else subject.recipe.engine.model_dump(exclude_defaults=True)
+    try:
+        return Engine(**(own | {"colocated": False, "ahead": 0} | changes))
+    except ValidationError as error:
+        raise UserError(f"--engine: {error.errors()[0]['msg']}") from error
+
+
+def open_engine(
+    subject: Subject, backend: str, engine: Engine, max_tokens: int, log: Path, stack: ExitStack
+) -> tuple[Sampler, str]:
+    """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
+    from backends import registry
+    from delta_cli.training.engine import open_evaluator
+
+    if engine.kind == "local":
+        learner = registry.create(backend, subject.settings)
+        stack.callback(learner.close)
+        subject.load_into(learner)
+        return learner, learner.name
+    if subject.checkpoint is not None:
+        raise UserError(f"{subject.name}: vLLM reads finished models, not checkpoints; add --engine local, or wait")
+    prompt = 2048 if subject.recipe is None else subject.recipe.rollout.max_prompt_tokens
+
+    def on_progress(line: str) -> None:
+        typer.echo(line, err=True)
+
+    opened = open_evaluator(engine, str(subject.settings.model), prompt + max_tokens, log, on_progress)
+    return stack.enter_context(opened), "vllm"

@@ -1,0 +1,291 @@
+"""A server that speaks vLLM's calls on the numpy backend, and fails in every way that a test asks for.
+
+Run as a module it stands in for ``python -m vllm.entrypoints.openai.api_server``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from backends import registry
+from backends.interface import BackendSettings, Engine, RolloutRequest, Sampling, Sequences
+
+COMPLETIONS, RELOAD, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
+VERSION = "0.32.0"
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Fault:
+    """What goes wrong with calls of a route: the first ``times`` after ``after`` good ones."""
+
+    route: str
+    kind: str
+    after: int = 0
+    times: int = 1
+
+    def strikes(self, route: str) -> bool:
+        """Whether this call is one of them."""
+        if route != self.route or self.times == 0:
+            return False
+        if self.after:
+            self.after -= 1
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass
+class TestServer:
+    """The state behind the routes."""
+
+    __test__ = False  # no test class, whatever pytest thinks of its name
+
+    model: str  # the folder it was started on
+    faults: list[Fault] = field(default_factory=list)
+    version: str = VERSION
+    tempered: bool = True  # log-probabilities at the sampling temperature
+    seen: list[str] = field(default_factory=list)  # routes, as they were called
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.released = threading.Event()  # lets go of calls that hang
+        self.paused = self.asleep = False
+        self.http: ThreadingHTTPServer | None = None
+        self.engine = self._load(self.model)
+
+    def _load(self, folder: str) -> Engine:
+        return registry.create("fake", BackendSettings(model=folder))
+
+    def restart(self) -> None:
+        """As a supervisor does: on the weights it was started with."""
+        self.engine = self._load(self.model)
+
+    # --------------------------------------------------------------------------------- routes
+
+    def answer(self, route: str, query: str, body: Json) -> tuple[int, Any]:
+        """Status and body."""
+        with self.lock:
+            self.seen.append(route)
+            if route in ("/health", PAUSE, RESUME, "/sleep", "/wake_up", "/reset_prefix_cache"):
+                self.paused = {PAUSE: True, RESUME: False}.get(route, self.paused)
+                self.asleep = {"/sleep": True, "/wake_up": False}.get(route, self.asleep)
+                return 200, {"success": True}
+            if route == "/version":
+                return 200, {"version": self.version}
+            if route == "/v1/models":
+                return 200, {"data": [{"id": "served"}]}
+            if route == RELOAD:
+                assert self.paused, "weights change while responses are drawn"
+                assert body["method"] == "reload_weights"
+                self.engine = self._load(body["kwargs"]["weights_path"])
+                return 200, {"results": [None]}
+            if route == COMPLETIONS:
+                assert not self.paused
+                assert not self.asleep
+                return 200, {"choices": [self._complete(body)]}
+            return 404, {"error": {"message": "Not Found"}}
+
+    def _complete(self, body: Json) -> Json:
+        prompt = np.array(body["prompt"], np.int64)
+        if body.get("prompt_logprobs") is not None:
+            logprobs = self._score(prompt, 1.0)
+            table = [{str(i): {"logprob": float(p)}} for i, p in zip(prompt[1:], logprobs, strict=True)]
+            return {"prompt_logprobs": [None, *table], "token_ids": [0]}
+        sampling = Sampling(
+            body["max_tokens"], tuple(body.get("stop_token_ids", ())), body["temperature"], seed=body.get("seed", 0)
+        )
+        drawn = self.engine.rollout(RolloutRequest((prompt,), sampling))
+        tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        if not self.tempered:
+            both = np.concatenate([prompt, drawn.tokens])
+            logprobs = self._score(both, 1.0)[-len(tokens) :].tolist()
+        likeliest = self.engine.rollout(RolloutRequest((prompt,), Sampling(1, (), 0.0)))
+        scored = Sequences((prompt,), likeliest.tokens, likeliest.starts, body["temperature"] if self.tempered else 1.0)
+        best = {"best": float(self.engine.score(scored).logprobs[0])}
+        return {
+            "token_ids": tokens,
+            "logprobs": {"token_logprobs": logprobs, "top_logprobs": [best]},
+            "finish_reason": "length" if drawn.truncated[0] else "stop",
+        }
+
+    def _score(self, ids: np.ndarray, temperature: float) -> np.ndarray:
+        sequences = Sequences((ids[:1],), ids[1:], np.array([0, len(ids) - 1]), temperature)
+        return np.asarray(self.engine.score(sequences).logprobs)
+
+
+def spoilt(kind: str, answer: Json) -> Json:
+    """An answer with something wrong in it."""
+    choice = answer["choices"][0]
+    tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    if kind == "fewer tokens":
+        choice["token_ids"], choice["logprobs"]["token_logprobs"] = tokens[:-1], logprobs[:-1]
+    elif kind == "no tokens":
+        choice["token_ids"], choice["logprobs"]["token_logprobs"] = [], []
+    elif kind == "fewer logprobs":
+        choice["logprobs"]["token_logprobs"] = logprobs[:-1]
+    elif kind == "more tokens":
+        choice["token_ids"], choice["logprobs"]["token_logprobs"] = tokens * 40, logprobs * 40
+    elif kind == "no ids":
+        del choice["token_ids"]
+    elif kind == "no logprobs":
+        choice["logprobs"] = None
+    elif kind == "foreign id":
+        choice["token_ids"] = [10**6, *tokens[1:]]
+    elif kind == "positive logprob":
+        choice["logprobs"]["token_logprobs"] = [0.5, *logprobs[1:]]
+    elif kind == "not a number":
+        choice["logprobs"]["token_logprobs"] = [float("nan"), *logprobs[1:]]
+    elif kind == "impossible token":
+        choice["logprobs"]["token_logprobs"] = [-9999.0, *logprobs[1:]]
+    elif kind == "no choice":
+        answer["choices"] = []
+    elif kind == "two choices":
+        answer["choices"] = [choice, choice]
+    return answer
+
+
+def handler_of(server: TestServer) -> type[BaseHTTPRequestHandler]:
+    """What answers the requests to a server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            raw = self.rfile.read(length)
+            parts = urlsplit(self.path)
+            with server.lock:
+                kind = next((fault.kind for fault in server.faults if fault.strikes(parts.path)), None)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._answer(kind, parts.path, parts.query, json.loads(raw or b"{}"))
+
+        def _answer(self, kind: str | None, route: str, query: str, body: Json) -> None:
+            if kind == "reset":
+                self.connection.close()
+                return
+            if kind == "die":
+                print("torch.OutOfMemoryError: out of memory", flush=True)
+                os._exit(1)
+            if kind == "hang":
+                server.released.wait()
+                return
+            if kind == "restart":  # gone for a moment, and back with the weights it was started on
+                server.restart()
+                self.connection.close()
+                return
+            if kind == "quiet restart":
+                server.restart()
+            if kind is not None and kind.startswith("status"):
+                self._send(int(kind.split()[1]), {"error": {"message": " ".join(kind.split()[2:]) or "failed"}})
+                return
+            if kind == "ignores":  # says that all went well
+                self._send(200, {"results": [None]})
+                return
+            status, found = server.answer(route, query, body)
+            if kind == "not json":
+                self._send(status, b"<html>busy</html>")
+            elif kind == "a list":
+                self._send(status, b"[]")
+            elif kind in ("cut", "drip"):
+                self._send(status, found, kind)
+            elif kind is not None and status == 200:
+                self._send(status, spoilt(kind, found))
+            else:
+                self._send(status, found)
+
+        def _send(self, status: int, body: Any, kind: str = "") -> None:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if kind == "cut":
+                data = data[: len(data) // 2]
+            if kind == "drip":
+                for byte in data:
+                    self.wfile.write(bytes([byte]))
+                    if server.released.wait(0.1):
+                        return
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@contextmanager
+def serving(model: Path, port: int = 0, **state: Any) -> Iterator[tuple[TestServer, str]]:
+    """A server on a model folder, and its URL."""
+    server = TestServer(str(model), **state)
+    with listening(server, port) as url:
+        yield server, url
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+@contextmanager
+def listening(server: TestServer, port: int = 0) -> Iterator[str]:
+    """The server's URL, while it listens."""
+    http = _Http(("127.0.0.1", port), handler_of(server))
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        server.released.set()
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def install(folder: Path) -> Path:
+    """A package named vllm that is this server, for PYTHONPATH."""
+    package = folder / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    root = Path(__file__).parents[2]
+    (package / "api_server.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(root)!r})\nfrom tests.vllm.server import main\nmain(sys.argv[1:])\n"
+    )
+    info = folder / f"vllm-{VERSION}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n")
+    return folder
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until killed. ``--die-once FILE``: without that file, write it and end at the 13th completion."""
+    named = dict(pairwise(arguments))
+    # What it was started on stays as it is when newer weights are published into the folder.
+    copy = shutil.copytree(named["--model"], Path(tempfile.mkdtemp()) / "model")
+    server = TestServer(str(copy))
+    marker = Path(named.get("--die-once", copy))
+    if not marker.exists():
+        marker.touch()
+        server.faults.append(Fault(COMPLETIONS, "die", after=12))
+    with listening(server, int(named["--port"])):
+        threading.Event().wait()

@@ -1,0 +1,135 @@
+"""The real vLLM, on a CPU: `make test-vllm`. Its environment's Python is in DELTA_VLLM_PYTHON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.interface import BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
+from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
+from delta_cli.assets.make_tiny_base import write_tokenizer
+from delta_cli.assets.random_model import write_qwen3
+
+PYTHON = os.environ.get("DELTA_VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.skipif(PYTHON is None, reason="make test-vllm runs it, with DELTA_VLLM_PYTHON"),
+    pytest.mark.slow,
+]
+VOCAB, EOS = 258, 257
+SYNCS, CLOSE = 10, 5e-6  # nats
+
+rng = np.random.default_rng(0)
+PROMPTS = tuple(rng.integers(1, 250, size=length) for length in (3, 9, 20, 1))
+SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS, 11, 12), samples=4, seed=3)
+REQUEST = RolloutRequest(PROMPTS, SAMPLING)
+
+
+@dataclass
+class Setup:
+    """A trainer, and the sampler that draws from what it publishes."""
+
+    trainer: Engine
+    sampler: VllmSampler
+
+
+@pytest.fixture(scope="module", params=["untied", "tied", "untied-lora", "tied-lora"])
+def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    """A server launched for each kind of weights; heads of 32, which is the least that vLLM's CPU attention takes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_qwen3(
+        folder / "model",
+        vocab_size=VOCAB,
+        hidden=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        intermediate=128,
+        tie=request.param.startswith("tied"),
+        scale=0.1,
+    )
+    write_tokenizer(folder / "model")
+    lora = LoraSettings(rank=8) if request.param.endswith("lora") else None
+    trainer = registry.create("cpu", BackendSettings(model=str(folder / "model"), lora=lora))
+    launch = Launch(str(folder / "model"), "float32", 512, 64, lora_rank=lora and lora.rank)
+    launcher = Launcher(launch, PYTHON, folder / "vllm.log", print)
+    launcher.check()
+    sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCAB), launcher)
+    sampler.load_weights(trainer.publish(sampler.inbox))
+    yield Setup(trainer, sampler)
+    sampler.close()
+    trainer.close()
+
+
+def gap(setup: Setup, temperature: float) -> tuple[float, Sequences]:
+    """The largest difference of a log-probability from the trainer's, nats, and the responses."""
+    sampling = replace(SAMPLING, temperature=temperature)
+    drawn = setup.sampler.rollout(RolloutRequest(PROMPTS, sampling))
+    assert drawn.version == setup.trainer.version
+    prompts = tuple(prompt for prompt in PROMPTS for _ in range(SAMPLING.samples))
+    sequences = Sequences(prompts, drawn.tokens, drawn.starts, temperature)
+    return float(np.abs(setup.trainer.score(sequences).logprobs - drawn.logprobs).max()), sequences
+
+
+def test_logprobs_before_and_after_ten_syncs(setup: Setup) -> None:
+    largest = 0.0
+    for sync in range(SYNCS + 1):
+        gaps = [gap(setup, temperature) for temperature in (0.7, 1.0)]
+        largest = max(largest, *(found for found, _ in gaps))
+        assert largest < CLOSE, f"after {sync} syncs"
+        before = setup.trainer.score(gaps[0][1]).logprobs
+        setup.trainer.accumulate(gaps[0][1], lambda logp, rows: (float(logp.sum()), np.ones_like(logp)))
+        setup.trainer.step(0.01)
+        assert np.abs(setup.trainer.score(gaps[0][1]).logprobs - before).max() > 1e-3
+        setup.sampler.load_weights(setup.trainer.publish(setup.sampler.inbox))
+    print(f"largest gap over {SYNCS + 1} versions: {largest:.2e} nats")
+
+
+def test_responses_end_as_they_should(setup: Setup) -> None:
+    drawn = setup.sampler.rollout(REQUEST)
+    parts = [part.tolist() for part in np.split(drawn.tokens, drawn.starts[1:-1])]
+    assert 0 < drawn.truncated.sum() < len(parts)
+    for part, truncated in zip(parts, drawn.truncated, strict=True):
+        assert not set(part[:-1]) & set(SAMPLING.stop_ids)
+        assert truncated == (part[-1] not in SAMPLING.stop_ids)
+        assert not truncated or len(part) == SAMPLING.max_tokens
+
+
+def test_the_seed_and_the_row_decide(setup: Setup) -> None:
+    first, again = (setup.sampler.rollout(REQUEST) for _ in range(2))
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    rows = np.arange(8, 12)
+    alone = setup.sampler.rollout(RolloutRequest(PROMPTS[2:3], SAMPLING, rows))
+    np.testing.assert_array_equal(alone.tokens, first.tokens[first.starts[8] : first.starts[12]])
+    other = setup.sampler.rollout(replace(REQUEST, sampling=replace(SAMPLING, seed=4)))
+    assert other.tokens.tolist() != first.tokens.tolist()
+
+
+def test_the_likeliest_token_is_the_trainers(setup: Setup) -> None:
+    sampling = replace(SAMPLING, temperature=0.0, samples=1)
+    drawn = setup.sampler.rollout(RolloutRequest(PROMPTS, sampling))
+    own = setup.trainer.rollout(RolloutRequest(PROMPTS, sampling))
+    np.testing.assert_array_equal(drawn.tokens, own.tokens)
+
+
+def test_a_stop_is_heard_while_the_server_draws(setup: Setup) -> None:
+    class Stop(Exception):
+        pass
+
+    calls = 0
+
+    def interrupt() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise Stop
+
+    long = replace(SAMPLING, stop_ids=(), max_tokens=400)
+    with pytest.raises(Stop):
+        setup.sampler.rollout(replace(REQUEST, sampling=long, interrupt=interrupt))
+    assert gap(setup, 1.0)[0] < CLOSE

@@ -1,0 +1,181 @@
+"""Responses from a server that speaks vLLM's calls: what the Sampler promises, and weights that really arrive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.interface import BackendError, Engine, RolloutRequest, Sequences, Weights
+from backends.vllm import VllmSampler, VllmSettings
+from backends.vllm.sampler import seed_of
+from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, move, publish, same
+from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault, serving
+
+
+def sequences(drawn: object, sampling: object = SAMPLING) -> Sequences:
+    prompts = tuple(prompt for prompt in PROMPTS for _ in range(SAMPLING.samples))
+    return Sequences(prompts, drawn.tokens, drawn.starts, sampling.temperature)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_logprobs_are_the_trainers_through_ten_updates(connect: Connect, trainer: Engine, temperature: float) -> None:
+    pair = connect()
+    before = None
+    for version in range(11):
+        publish(trainer, pair.sampler)
+        drawn = pair.draw(temperature=temperature)
+        assert drawn.version == version
+        scored = trainer.score(sequences(drawn, replace(SAMPLING, temperature=temperature))).logprobs
+        np.testing.assert_allclose(drawn.logprobs, scored, atol=2e-6, rtol=0)
+        assert before is None or not np.array_equal(before, drawn.logprobs)
+        before = drawn.logprobs
+        move(trainer)
+
+
+def test_responses_end_as_they_should_and_are_reported_whole(connect: Connect, trainer: Engine) -> None:
+    pair = connect()
+    publish(trainer, pair.sampler)
+    reported: dict[int, list[int]] = {}
+    drawn = pair.sampler.rollout(REQUEST, lambda row, tokens: reported.update({row: tokens.tolist()}))
+    parts = [part.tolist() for part in np.split(drawn.tokens, drawn.starts[1:-1])]
+    assert [reported[row] for row in range(9)] == parts
+    assert 0 < drawn.truncated.sum() < 9
+    for part, truncated in zip(parts, drawn.truncated, strict=True):
+        assert truncated == (part[-1] not in SAMPLING.stop_ids)
+        assert not set(part[:-1]) & set(SAMPLING.stop_ids)
+
+
+def test_noise_is_a_function_of_seed_and_global_row(connect: Connect, trainer: Engine) -> None:
+    """Two ranks that draw their own rows draw what one draws, however many requests are out at a time."""
+    pair = connect(servers=2, concurrency=2)
+    publish(trainer, pair.sampler)
+    whole = pair.draw()
+    parts = []
+    for rank in (0, 1):
+        mine = [0, 2] if rank == 0 else [1]
+        rows = np.concatenate([np.arange(3) + 3 * prompt for prompt in mine])
+        parts.append(pair.sampler.rollout(RolloutRequest(tuple(PROMPTS[p] for p in mine), SAMPLING, rows)))
+    first, second, third = np.split(whole.tokens, whole.starts[[3, 6]])
+    assert parts[0].tokens.tolist() == [*first, *third]
+    assert parts[1].tokens.tolist() == second.tolist()
+    assert not same(whole, pair.draw(seed=5))
+    assert len({seed_of(seed, row) for seed in range(50) for row in range(200)}) == 10_000
+
+
+def test_weights_change_between_pause_and_resume(connect: Connect, trainer: Engine) -> None:
+    pair = connect()
+    publish(trainer, pair.sampler)
+    routes = [route for route in pair.server.seen if route != COMPLETIONS]
+    assert routes == ["/version", "/v1/models", PAUSE, RELOAD, "/reset_prefix_cache", RESUME]
+    seen = len(pair.server.seen)
+    publish(trainer, pair.sampler)
+    assert len(pair.server.seen) == seen, "weights that are there already are loaded again"
+
+
+def test_a_load_that_did_nothing_is_told_with_the_version_held(connect: Connect, trainer: Engine) -> None:
+    pair = connect()
+    publish(trainer, pair.sampler)
+    move(trainer)
+    pair.server.faults.append(Fault(RELOAD, "ignores"))
+    with pytest.raises(BackendError, match=r"took version 1 of the weights, it said, but .* are those of version 0"):
+        publish(trainer, pair.sampler)
+    assert pair.sampler.version == 0
+
+
+def test_an_old_head_is_told_too(connect: Connect, trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM does on a CPU with tied embeddings: all arrives but the head."""
+    pair = connect()
+    publish(trainer, pair.sampler)
+    load = pair.server._load
+    old = pair.server.engine.model.weights["lm_head.weight"].copy()  # type: ignore[attr-defined]
+
+    def partly(folder: str) -> Engine:
+        engine = load(folder)
+        engine.model.weights["lm_head.weight"][:] = old  # type: ignore[attr-defined]
+        return engine
+
+    monkeypatch.setattr(pair.server, "_load", partly)
+    move(trainer)
+    with pytest.raises(BackendError, match="belong to no version"):
+        publish(trainer, pair.sampler)
+
+
+def test_in_low_precision_answers_that_never_move_are_told(connect: Connect, trainer: Engine) -> None:
+    """Each update is within the tolerance, and the engine takes none of them."""
+    pair = connect(tolerance=0.5)
+    publish(trainer, pair.sampler)
+    pair.server.faults.append(Fault(RELOAD, "ignores", times=-1))
+
+    def train() -> None:
+        for _ in range(20):
+            move(trainer, 0.005)
+            publish(trainer, pair.sampler)
+
+    with pytest.raises(BackendError, match="exactly those of version 0"):
+        train()
+    assert 0 < pair.sampler.version < 19
+
+
+def test_the_wrong_kind_of_logprobs_is_refused(connect: Connect, trainer: Engine) -> None:
+    pair = connect()
+    pair.server.tempered = False
+    with pytest.raises(BackendError, match="--logprobs-mode processed_logprobs"):
+        publish(trainer, pair.sampler)
+
+
+def test_logprobs_of_a_truncated_distribution_are_not_told(connect: Connect, trainer: Engine) -> None:
+    pair = connect()
+    publish(trainer, pair.sampler)
+    assert np.isnan(pair.draw(top_p=0.8).logprobs).all()
+
+
+def test_other_versions_are_refused(model: Path) -> None:
+    with serving(model, version="0.31.1") as (_, url), pytest.raises(BackendError, match=r"is vLLM 0\.31\.1.*0\.32"):
+        VllmSampler(VllmSettings((url,))).connect()
+
+
+@pytest.mark.parametrize(("url", "said"), [("http://127.0.0.1:9", "no vLLM answers"), ("localhost:8000", "http://")])
+def test_a_server_that_is_not_there(url: str, said: str) -> None:
+    with pytest.raises(BackendError, match=said):
+        VllmSampler(VllmSettings((url,))).connect()
+
+
+def test_a_stop_ends_the_drawing_at_once(connect: Connect, trainer: Engine) -> None:
+    class Stop(Exception):
+        pass
+
+    def interrupt() -> None:
+        if pair.server.seen.count(COMPLETIONS) > asked + 2:
+            raise Stop
+
+    pair = connect(concurrency=2, deadline=60.0)
+    publish(trainer, pair.sampler)
+    asked = pair.server.seen.count(COMPLETIONS)
+    pair.server.faults.append(Fault(COMPLETIONS, "hang", after=3, times=-1))
+    with pytest.raises(Stop):
+        pair.sampler.rollout(replace(REQUEST, interrupt=interrupt))
+    pair.server.faults.clear()
+    assert len(pair.draw().truncated) == 9, "it cannot go on afterwards"
+
+
+def test_colocated_it_sleeps_while_the_trainer_works(connect: Connect, trainer: Engine) -> None:
+    pair = connect(colocated=True)
+    publish(trainer, pair.sampler)
+    first = pair.draw()
+    assert pair.server.asleep
+    assert same(first, pair.draw())
+    move(trainer)
+    publish(trainer, pair.sampler)
+    assert not pair.server.asleep
+    assert not same(first, pair.draw())
+    assert pair.server.asleep
+
+
+def test_weights_that_were_not_written_are_refused(connect: Connect) -> None:
+    with pytest.raises(BackendError, match="inbox"):
+        connect().sampler.load_weights(Weights(3))
+    with pytest.raises(BackendError, match="before it was given weights"):
+        VllmSampler(VllmSettings()).rollout(REQUEST)
