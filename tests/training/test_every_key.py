@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from backends.interface import BackendSettings
+from backends.interface import BackendError, BackendSettings
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
@@ -153,6 +153,8 @@ ALONE = {
     "tracking.kind",
     "tracking.project",
     "parallel.processes",
+    # engine.ahead draws in tests/vllm/test_training.py
+    *(f"engine.{name}" for name in Recipe.model_fields["engine"].default.model_dump()),
 }
 
 
@@ -392,6 +394,39 @@ def test_as_many_processes_are_started(values: dict[str, Any], tmp_path: Path, m
     for more, expected in (([], 3), (["--processes", "5"], 5)):
         result = CliRunner().invoke(app, ["train", str(recipe), "--run-dir", str(tmp_path / "run"), *more])
         assert (result.exit_code, started.pop()) == (0, expected)
+
+
+def test_the_engines_settings(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a vLLM sampler is made of, up to the point where it would start a server."""
+    keys: dict[str, Any] = {
+        "kind": "vllm",
+        "launch": True,
+        "python": "e-python",
+        "arguments": ["--e-argument"],
+        "memory": 0.37,
+        "colocated": True,
+        "concurrency": 53,
+        "deadline": 91.5,
+        "tolerance": 0.043,
+        "inbox": str(tmp_path / "e-inbox"),
+    }
+    made: list[tuple[Any, ...]] = []
+
+    def make(*given: Any) -> Any:
+        made.append(given)
+        raise BackendError("far enough")
+
+    monkeypatch.setattr("backends.registry.vllm_sampler", make)
+    for more in ({}, {"launch": False, "python": None, "arguments": [], "memory": None, "url": ["http://e-url"]}):
+        changes = {f"engine__{name}": value for name, value in (keys | more).items() if value not in (None, [])}
+        with pytest.raises(BackendError, match="far enough"):
+            run(tmp_path / "run", small(values, **changes))
+    (settings, launch, python, *_), (others, nothing, *_) = made
+    assert (settings.concurrency, settings.deadline, settings.tolerance, settings.colocated) == (53, 91.5, 0.043, True)
+    assert settings.inbox == tmp_path / "e-inbox" / "model"
+    assert (launch.concurrency, launch.memory, launch.sleeps, launch.arguments) == (53, 0.37, True, ("--e-argument",))
+    assert python == "e-python"
+    assert (others.urls, nothing) == (("http://e-url",), None)
 
 
 def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
