@@ -11,7 +11,7 @@ from tests.vllm.conftest import Connect, move, publish, same
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault
 
 DEADLINE = 2.0  # of the fixtures: for a response, and for a server to come back
-LATEST = 3 * DEADLINE + 6.0  # four rounds' retries and the slowest machine
+LATEST = 4 * 2 * DEADLINE + 6.0  # four rounds, in each a response and a server waited for, and the slowest machine
 
 PASSING = [
     "reset", "cut", "status 500", "status 503 overloaded", "not json", "a list", "no choice", "two choices", "no ids",
