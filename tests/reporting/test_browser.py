@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from delta_cli.reporting.figures import charts
 from delta_cli.reporting.inspection import inspect_run
 from delta_cli.reporting.page import inspection_page
+from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import write_report
 from tests.reporting.browser import CHROMIUM, measure, screenshot
 
@@ -52,7 +54,9 @@ def test_report(run_path: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     write_report([run_path], page)
     found = measure(page, tmp_path)
-    assert found["figures"] == 10
+    drawn = [chart.name for chart in charts([RecordedRun(run_path)])]
+    assert {"reward", "coefficients_1", "words_1", "phases"} <= set(drawn)
+    assert found["figures"] == len(drawn)
     assert found["cards"] == 9
     assert found["overflow"] <= 0
     assert not found["overlapping"]
