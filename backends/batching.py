@@ -32,7 +32,7 @@ class PaddedBatch:
     @property
     def longest(self) -> int:
         """Tokens of its longest sequence."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
 
 def micro_batches(sequences: Sequences, budget: int) -> Iterator[PaddedBatch]:

@@ -46,10 +46,12 @@ class FakeFeatures:
         return np.asarray(weights, dtype=np.float64) @ self.vectors
 
     def project(self, direction: Floats) -> Floats:
-        return self.vectors @ np.asarray(direction, dtype=np.float64)
+        projected: Floats = self.vectors @ np.asarray(direction, dtype=np.float64)
+        return projected
 
     def squared_norms(self) -> Floats:
-        return np.square(self.vectors).sum(1)
+        squares: Floats = np.square(self.vectors).sum(1)
+        return squares
 
     def slice(self, start: int, stop: int) -> FakeFeatures:
         return FakeFeatures(self.vectors[start:stop])

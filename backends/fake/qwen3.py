@@ -189,7 +189,8 @@ class Qwen3:
         def back(dy: Array) -> Array:
             self.grads[name] += (dy * unit).reshape(-1, len(weight)).sum(0)
             dunit = dy * weight
-            return inverse * (dunit - unit * np.mean(dunit * unit, axis=-1, keepdims=True))
+            dx: Array = inverse * (dunit - unit * np.mean(dunit * unit, axis=-1, keepdims=True))
+            return dx
 
         return weight * unit, back
 

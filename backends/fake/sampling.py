@@ -13,8 +13,9 @@ from backends.interface import Floats, Ids, OnFinished, RolloutRequest
 
 def log_softmax(logits: Array) -> Array:
     """Over the last axis."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    shifted: Array = logits - logits.max(-1, keepdims=True)
+    total: Array = np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted - total
 
 
 def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
@@ -32,7 +33,8 @@ def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
     cumulative = np.cumsum(p, axis=-1)
     total = cumulative[:, -1]
     point = np.minimum(noise * total, np.nextafter(total, 0))  # noise·total may round up to total
-    return (cumulative <= point[:, None]).sum(-1)
+    drawn: Ids = (cumulative <= point[:, None]).sum(-1)
+    return drawn
 
 
 def generate(

@@ -33,7 +33,8 @@ class Policy:
     @property
     def trunk(self) -> Callable[..., mx.array]:
         """Ids [B, T] → hidden states [B, T, H] after the last norm."""
-        return self.text.model
+        trunk: Callable[..., mx.array] = self.text.model
+        return trunk
 
     @property
     def quantised(self) -> bool:

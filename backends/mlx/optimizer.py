@@ -140,5 +140,6 @@ class AdamW:
 def _load(path: Path) -> tuple[Arrays, dict[str, str]]:
     """Arrays and metadata of a safetensors file, read now: the file may be replaced later."""
     loaded: Any = mx.load(str(path), return_metadata=True)
-    mx.eval(loaded[0])
-    return loaded
+    arrays, metadata = loaded
+    mx.eval(arrays)
+    return arrays, metadata

@@ -116,7 +116,8 @@ def packed_attention(
     if unknown:
         raise ValueError(f"attention with {unknown[0]} is not supported")
     if layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return out, None
     layer = getattr(module, "layer_idx", None)
     layout.reached.add(layer)
     window = layout.windows[layer or 0]

@@ -57,7 +57,8 @@ class Policy:
     @property
     def head_weight(self) -> Tensor:
         """The output matrix [V, H] as it is stored."""
-        return self.causal.get_output_embeddings().weight
+        weight: Tensor = self.causal.get_output_embeddings().weight
+        return weight
 
     @property
     def vocabulary(self) -> int:
@@ -90,7 +91,8 @@ class Policy:
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
         """Post-norm hidden states [B, T, H] of ids [B, T]."""
         trunk = getattr(self.causal, "trunk", self.causal.base_model)  # the former where weights are split over ranks
-        return trunk(input_ids=ids, **inputs).last_hidden_state
+        states: Tensor = trunk(input_ids=ids, **inputs).last_hidden_state
+        return states
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: Layout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""

@@ -51,4 +51,5 @@ def _all_equal(rewards: NDArray[np.float64], index: NDArray[np.int64], groups: i
     lowest, highest = np.full(groups, np.inf), np.full(groups, -np.inf)
     np.minimum.at(lowest, index, rewards)
     np.maximum.at(highest, index, rewards)
-    return ((lowest == highest) & (np.bincount(index, minlength=groups) > 1))[index]
+    alike: NDArray[np.bool] = (lowest == highest) & (np.bincount(index, minlength=groups) > 1)
+    return alike[index]

@@ -247,8 +247,8 @@ def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], s
     positive, negative = centroids
     if settings.contrast == "within":
         norms = features.squared_norms()  # type: ignore[attr-defined]
-        own = [norms - 2 * features.project(mu) + np.vdot(mu, mu) for mu in (positive, negative)]
-        return -np.select(list(members), own, 0.0)
+        own = [-(norms - 2 * features.project(mu) + np.vdot(mu, mu)) for mu in (positive, negative)]
+        return np.select(list(members), own, 0.0)
     # 2(v − mid)·gap rather than a difference of two squared distances: the same number, with
     # rounding that does not grow with the features' common offset.
     gap, mid = positive - negative, (positive + negative) / 2

@@ -221,7 +221,8 @@ def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
     candidates = batch.entropies[kept]
     k = max(1, int(np.ceil(method.entropy_share * len(candidates))))
     threshold = np.partition(candidates, len(candidates) - k)[len(candidates) - k]
-    return kept & (batch.entropies >= threshold)  # ties with the last one kept stay
+    high: NDArray[np.bool_] = batch.entropies >= threshold
+    return kept & high  # ties with the last one kept stay
 
 
 def _responses(batch: MiniBatch) -> NDArray[np.bool_]:

@@ -36,10 +36,10 @@ def stdio_or_calls(row: Row) -> Tests | str | None:
 
     Rows of mathematics hold the plain answer, which is returned as it is.
     """
-    truth = field(row, "reward_model.ground_truth")
+    truth: str | None = field(row, "reward_model.ground_truth")
     try:
-        tests = json.loads(truth)
-    except (TypeError, ValueError):
+        tests = json.loads(truth or "")
+    except ValueError:
         return truth
     if not isinstance(tests, dict):
         return truth

@@ -113,7 +113,8 @@ def suite_scores(outcomes: Sequence[Bools]) -> Floats:
 
     Each score is what the suite would have given with one sample a problem, weighted by questions.
     """
-    return np.concatenate([np.asarray(correct, dtype=bool) for correct in outcomes]).mean(axis=0)
+    scores: NDArray[np.float64] = np.concatenate([np.asarray(correct, dtype=bool) for correct in outcomes]).mean(axis=0)
+    return scores
 
 
 def paired_bootstrap(differences: Sequence[Floats], seed: int = 0, resamples: int = 10_000) -> Estimate:

@@ -84,10 +84,11 @@ def _override(text: str) -> Table:
         parsed = tomllib.loads(f"value = {value.strip()}")
         if list(parsed) != ["value"]:
             raise UserError(f"--set {text}: one value at a time")
-        result: Any = parsed["value"]
+        given = parsed["value"]
     except (ValueError, RecursionError):
-        result = value.strip()
-    for part in reversed(parts):
+        given = value.strip()
+    result: dict[str, Any] = {parts[-1]: given}
+    for part in reversed(parts[:-1]):
         result = {part: result}
     return result
 

@@ -146,8 +146,8 @@ def _mean(values: ArrayLike) -> float:
     return float(found.mean()) if found.size else np.nan
 
 
-def _outweighs(weight: np.float64, others: Array) -> np.float64:
-    return np.mean((weight > others) + 0.5 * (weight == others))
+def _outweighs(weight: np.float64, others: Array) -> float:
+    return float(np.mean((weight > others) + 0.5 * (weight == others)))
 
 
 def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> KindMeans:

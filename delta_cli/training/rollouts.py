@@ -67,8 +67,9 @@ class RolloutBatch:
 
     def tokens_of_groups(self) -> Ids:
         """Tokens that each prompt and its responses are together, [G]: what a forward of them costs."""
-        prompts = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
-        return prompts + self.sequences.lengths.reshape(len(self.problems), -1).sum(axis=1)
+        prompts: Ids = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
+        responses: Ids = self.sequences.lengths.reshape(len(self.problems), -1).sum(axis=1)
+        return prompts + responses
 
     def mixed_groups(self) -> Ids:
         """Prompts whose responses did not all get the same reward."""

@@ -32,7 +32,7 @@ class BatchCredit:
 
 def token_mask(output: dict[str, Any]) -> Tensor:
     """Which tokens of a generation batch the loss counts, bool [B, T]: no padding, nothing a tool wrote."""
-    mask = output["completion_mask"].bool()
+    mask: Tensor = output["completion_mask"].bool()
     return mask & output["tool_mask"].bool() if "tool_mask" in output else mask
 
 

@@ -184,7 +184,9 @@ class Scorer:
     def _dtype(self) -> torch.dtype:
         """Of the compute, in which features are kept."""
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return mixed.get(self._trainer.accelerator.mixed_precision, self._causal.dtype)
+        precision: str = self._trainer.accelerator.mixed_precision
+        own: torch.dtype = self._causal.dtype
+        return mixed.get(precision, own)
 
     def _check_head(self) -> None:
         """Raise ValueError where the head is more than a matrix, which the hidden_* proxies take it for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,8 @@ from delta_cli.integrations.trl.credit import credit, statistics
 from delta_cli.integrations.trl.records import Graded, Recorder, most_amplified
 from delta_cli.integrations.trl.scoring import Scored, Scorer
 from delta_cli.training.seeds import generator
+
+Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies and what TRL adds, [B, T]
 
 _Base: Any = object  # Any, because the mixin's methods are overrides of a trainer that comes after it
 
@@ -59,7 +62,7 @@ class DelTAMixin(_Base):
         training = self.model.training
         self._delta_watching = training and self._delta_trl_scores()
         try:
-            output = super()._generate_and_score_completions(inputs)
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
             if not training:
                 self._delta_log_column([None] * len(inputs))
                 return output
@@ -78,11 +81,11 @@ class DelTAMixin(_Base):
         batch_size: int | None = None,
         compute_entropy: bool = False,
         **inputs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Scores:
         """TRL's forward; the one that scores a generation batch under the policy is watched for features."""
-        forward = super()._get_per_token_logps_and_entropies
+        forward: Callable[..., Any] = super()._get_per_token_logps_and_entropies
         if not (self._delta_watching and model is self.model):
-            return forward(
+            scores: Scores = forward(
                 model,
                 input_ids,
                 attention_mask,
@@ -91,6 +94,7 @@ class DelTAMixin(_Base):
                 compute_entropy=compute_entropy,
                 **inputs,
             )
+            return scores
         self._delta_watching = False  # the next one may be the reference's
         found = self._delta_scorer.score(
             forward, model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **inputs
@@ -102,7 +106,7 @@ class DelTAMixin(_Base):
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
     ) -> Tensor:
         """TRL's rewards, kept for the records."""
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
         self._delta_graded = Graded(inputs, completion_ids_list, total)
