@@ -125,13 +125,15 @@ class RolloutRequest:
 
     ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so
     that a response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few
-    tokens; what it raises ends the drawing.
+    tokens; what it raises ends the drawing. ``entropies`` asks for those of the tokens' distributions, of
+    engines that know them.
     """
 
     prompts: tuple[Ids, ...]  # P, of at least one id each
     sampling: Sampling
     rows: Ids | None = None  # [R] = [P · samples]
     interrupt: Callable[[], None] = _nothing
+    entropies: bool = False
 
     def __post_init__(self) -> None:
         if self.rows is not None and len(self.rows) != len(self):
@@ -153,7 +155,9 @@ class Completions:
     ``tokens`` are the ids as they were sampled, the end-of-sequence token included;
     ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
     ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token;
-    ``version`` is that of the weights they were drawn from.
+    ``version`` is that of the weights they were drawn from;
+    ``entropies`` are those of the distributions that ``logprobs`` are of, where they were asked for and the
+    engine knows them.
     """
 
     tokens: Ids  # [N]
@@ -161,6 +165,7 @@ class Completions:
     logprobs: Floats  # [N] float32
     truncated: Bools  # [R]
     version: int = 0
+    entropies: Floats | None = None  # [N] float32, nats
 
 
 def starts_of(lengths: Sequence[int] | Ids) -> Ids:

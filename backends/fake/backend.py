@@ -89,17 +89,22 @@ class FakeEngine(LocalEngine):
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         count = len(request)
-        finished: dict[int, tuple[Ids, Floats]] = {}
+        finished: dict[int, tuple[Ids, Floats, Floats]] = {}
         for first in range(0, count, self.settings.rollout_batch):
             places = np.arange(first, min(first + self.settings.rollout_batch, count))
             finished |= generate(self.model, request, places, on_finished)
         tokens = [finished[place][0] for place in range(count)]
+        logprobs, entropies = (
+            np.concatenate([np.zeros(0), *(finished[place][part] for place in range(count))]).astype(np.float32)
+            for part in (1, 2)
+        )
         return Completions(
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
             starts=starts_of([len(part) for part in tokens]),
-            logprobs=np.concatenate([np.zeros(0), *(finished[place][1] for place in range(count))]).astype(np.float32),
+            logprobs=logprobs,
             truncated=np.array([part[-1] not in request.sampling.stop_ids for part in tokens], dtype=bool),
             version=self.version,
+            entropies=entropies if request.entropies else None,
         )
 
     # --------------------------------------------------------------------------------- score

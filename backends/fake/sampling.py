@@ -39,13 +39,13 @@ def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
 
 def generate(
     model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None
-) -> dict[int, tuple[Ids, Floats]]:
-    """Tokens and log-probabilities of the request's responses ``rows``; row r answers prompt r // samples."""
+) -> dict[int, tuple[Ids, Floats, Floats]]:
+    """Tokens, log-probabilities and entropies of the responses ``rows``; row r answers prompt r // samples."""
     sampling, seeds = request.sampling, request.global_rows[rows]
     noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
     tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
-    logprobs = np.zeros((len(rows), sampling.max_tokens))
-    finished: dict[int, tuple[Ids, Floats]] = {}
+    logprobs, entropies = np.zeros((2, len(rows), sampling.max_tokens))
+    finished: dict[int, tuple[Ids, Floats, Floats]] = {}
     hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
     active = np.arange(len(rows))  # what is left of the batch, as indices into rows
     for count in range(1, sampling.max_tokens + 1):
@@ -55,9 +55,10 @@ def generate(
         token = draw(logp, noise[active, count - 1], sampling.top_p) if sampling.temperature else logits.argmax(-1)
         tokens[active, count - 1] = token
         logprobs[active, count - 1] = logp[np.arange(len(token)), token]
+        entropies[active, count - 1] = -(np.exp(logp) * logp).sum(1)
         stopped = np.isin(token, sampling.stop_ids) | (count == sampling.max_tokens)
         for i in active[stopped]:
-            finished[int(rows[i])] = tokens[i, :count], logprobs[i, :count]
+            finished[int(rows[i])] = tokens[i, :count], logprobs[i, :count], entropies[i, :count]
             if on_finished is not None:
                 on_finished(int(rows[i]), tokens[i, :count])
         if stopped.all():

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
 from backends.interface import Completions, Floats, OnFinished, RolloutRequest, starts_of
+from backends.mlx.head import entropy, pick
 from backends.mlx.model import Policy
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
@@ -40,10 +41,10 @@ class Rollout:
         self.active: list[int] = []  # being decoded, in the generator's order
         self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
         self.inserted: list[int] = []  # rows by the generator's ids, which count from 0
-        self.drawn: list[tuple[list[int], mx.array]] = []  # rows and log-probabilities of the tokens on their way
+        self.drawn: list[tuple[list[int], mx.array]] = []  # rows and numbers [k, B] of the tokens on their way
         self.noise: dict[int, Floats] = {}
         self.tokens: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[float]] = {}
+        self.numbers: dict[int, list[list[float]]] = {}  # log-probability of each token and, where asked for, entropy
         self.truncated: dict[int, bool] = {}
 
     def run(self, on_finished: OnFinished | None) -> Completions:
@@ -87,7 +88,7 @@ class Rollout:
                 self.generator.insert([[last]], caches=[cache])
                 self.inserted.append(row)
                 self.entering.append(row)
-                self.tokens[row], self.logprobs[row] = [], []
+                self.tokens[row], self.numbers[row] = [], []
                 # One more than there are tokens: what follows the last is drawn before it is known to be the last.
                 noise = uniforms(self.sampling.seed, int(seeds[row]), self.sampling.max_tokens + 1)
                 self.noise[row] = noise.astype(np.float32)
@@ -120,14 +121,16 @@ class Rollout:
         arriving, self.drawn = self.drawn, []
         self.decoding = list(self.active)
         _, responses = self.generator.next()
-        logprobs = {
-            row: value for rows, values in arriving for row, value in zip(rows, np.array(values).tolist(), strict=True)
+        numbers = {
+            row: value
+            for rows, values in arriving
+            for row, value in zip(rows, np.array(values).T.tolist(), strict=True)
         }
         finished = []
         for response in responses:
             row = self.inserted[response.uid]
             self.tokens[row].append(response.token)
-            self.logprobs[row].append(logprobs[row])
+            self.numbers[row].append(numbers[row])
             if response.finish_reason:
                 self.truncated[row] = response.finish_reason == "length"
                 del self.noise[row]
@@ -154,19 +157,23 @@ class Rollout:
         else:
             noise = mx.array(np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows]))
             tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), noise)
-        picked = mx.take_along_axis(logprobs, tokens[:, None], axis=-1).squeeze(-1)
-        mx.async_eval(picked)
-        self.drawn.append((rows, picked))
+        numbers = [pick(logprobs, tokens)] + ([entropy(logprobs)] if self.request.entropies else [])
+        stacked = mx.stack(numbers)
+        mx.async_eval(stacked)
+        self.drawn.append((rows, stacked))
         return tokens
 
     def _completions(self, rows: int) -> Completions:
         lengths = [len(self.tokens[row]) for row in range(rows)]
+        numbers = np.array([each for row in range(rows) for each in self.numbers[row]], dtype=np.float32)
+        columns = numbers.reshape(sum(lengths), 1 + self.request.entropies).T.copy()
         return Completions(
             tokens=np.array([token for row in range(rows) for token in self.tokens[row]], dtype=np.int64),
             starts=starts_of(lengths),
-            logprobs=np.array([value for row in range(rows) for value in self.logprobs[row]], dtype=np.float32),
+            logprobs=columns[0],
             truncated=np.array([self.truncated[row] for row in range(rows)], dtype=bool),
             version=self.version,
+            entropies=columns[1] if self.request.entropies else None,
         )
 
 

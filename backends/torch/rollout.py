@@ -57,7 +57,7 @@ class Rollout:
 
         # Pages of these are touched only as far as responses reach.
         self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
-        self._logprobs = np.zeros((count, sampling.max_tokens), dtype=np.float32)
+        self._numbers = np.zeros((1 + request.entropies, count, sampling.max_tokens), dtype=np.float32)
         self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
         self._truncated = np.zeros(count, dtype=bool)
         self._finished: list[int] = []  # responses that nobody has been told of
@@ -91,7 +91,8 @@ class Rollout:
                         self._on_finished(row, self._tokens[row, : self._drawn[row]].copy())
         kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
         starts = starts_of(self._drawn)
-        return Completions(self._tokens[kept], starts, self._logprobs[kept], self._truncated, self._version)
+        logprobs, *entropies = (numbers[kept] for numbers in self._numbers)
+        return Completions(self._tokens[kept], starts, logprobs, self._truncated, self._version, *entropies)
 
     def _advance_within_memory(self) -> None:
         try:
@@ -110,15 +111,15 @@ class Rollout:
         if len(self._row):
             self._forward(self._last)
         self._admit()
-        ids, logprobs = self._draw_block()
-        finished = self._harvest(ids.cpu().numpy(), logprobs.cpu().numpy())
+        ids, numbers = self._draw_block()
+        finished = self._harvest(ids.cpu().numpy(), numbers.cpu().numpy())
         self._finished += self._row[finished].tolist()
         self._last = self._release(finished, ids[-1])
 
     # ------------------------------------------------------------------------------ decoding
 
     def _draw_block(self) -> tuple[Tensor, Tensor]:
-        """Draw ``every`` tokens for each active response, without asking what they are: [every, n]."""
+        """Draw ``every`` tokens for each active response, without asking what they are: [every, n], [every, k, n]."""
         drawn = self._drawn[self._row]
         columns = drawn[:, None] + np.arange(self._every)
         known = np.take_along_axis(self._noise[: len(self._row)], columns, axis=1)
@@ -127,18 +128,25 @@ class Rollout:
         for step in range(1, self._every):
             self._forward(block[-1][0])
             block.append(self._draw(noise[step]))
-        ids, logprobs = zip(*block, strict=True)
-        return torch.stack(ids), torch.stack(logprobs)
+        ids, numbers = zip(*block, strict=True)
+        return torch.stack(ids), torch.stack(numbers)
 
     def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The next token of each active response and its log-probability, [n]."""
-        temperature, top_p, chunk = self._sampling.softmax_temperature, self._sampling.top_p, self._head.chunk
+        """The next token of each active response [n], and its log-probability and, if wanted, entropy [1 or 2, n]."""
+        sampling, count = self._sampling, len(self._hidden)
+        ids = torch.empty(count, dtype=torch.int64, device=noise.device)
+        numbers = torch.empty(len(self._numbers), count, device=noise.device)
         with torch.autocast(self._hidden.device.type, enabled=False):
-            parts = [
-                draw(self._head.logits(hidden, temperature), part, top_p, greedy=self._sampling.temperature == 0)
-                for hidden, part in zip(self._hidden.split(chunk), noise.split(chunk), strict=True)
-            ]
-        return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+            for first in range(0, count, self._head.chunk):
+                part = slice(first, first + self._head.chunk)
+                ids[part], numbers[0, part] = draw(
+                    self._head.logits(self._hidden[part], sampling.softmax_temperature),
+                    noise[part],
+                    sampling.top_p,
+                    greedy=sampling.temperature == 0,
+                    entropies=numbers[1, part] if len(numbers) > 1 else None,
+                )
+        return ids, numbers
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""
@@ -156,8 +164,11 @@ class Rollout:
 
     # ------------------------------------------------------------------ finished and waiting
 
-    def _harvest(self, ids: Ids, logprobs: Floats) -> Bools:
-        """Record the drawn tokens [every, n] up to each response's end; which slots have finished."""
+    def _harvest(self, ids: Ids, numbers: Floats) -> Bools:
+        """Record the drawn tokens [every, n] and their ``numbers`` [every, k, n] up to each response's end.
+
+        Returns which slots have finished.
+        """
         finished = np.zeros(len(self._row), dtype=bool)
         stops = np.isin(ids, self._sampling.stop_ids)
         for step in range(len(ids)):
@@ -165,7 +176,7 @@ class Rollout:
             rows = self._row[going]
             at = self._drawn[rows]
             self._tokens[rows, at] = ids[step, going]
-            self._logprobs[rows, at] = logprobs[step, going]
+            self._numbers[:, rows, at] = numbers[step][:, going]
             self._drawn[rows] = at + 1
             full = at + 1 == self._sampling.max_tokens
             self._truncated[rows] = full & ~stops[step, going]

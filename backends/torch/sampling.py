@@ -6,18 +6,23 @@ import torch
 from torch import Tensor
 
 
-def draw(logits: Tensor, noise: Tensor, top_p: float, *, greedy: bool) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, noise: Tensor, top_p: float, *, greedy: bool, entropies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Token ids [n] and their log-probabilities [n] from logits [n, V] at the sampling temperature.
 
     The token is the inverse of the cumulative distribution at ``noise`` [n], float64 in [0, 1): the
     first whose cumulative probability exceeds it, so one of probability zero is never drawn.
-    ``greedy`` takes the likeliest token instead. Log-probabilities are those before top-p.
+    ``greedy`` takes the likeliest token instead. Log-probabilities are those before top-p, and so are the
+    entropies that ``entropies`` [n] is filled with.
     """
     logprobs = logits.log_softmax(1)
+    probabilities = logprobs if greedy and entropies is None else logprobs.exp()
+    if entropies is not None:
+        torch.neg(torch.linalg.vecdot(probabilities, logprobs), out=entropies)
     if greedy:
         ids = logprobs.argmax(1)
     else:
-        probabilities = logprobs.exp()
         if top_p < 1:
             probabilities = nucleus(probabilities, top_p)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)

@@ -36,7 +36,8 @@ class Ranks(Protocol):
 class SharedFeatures:
     """The features of a batch of N tokens, of which this rank holds those at ``index``, ascending.
 
-    Every rank calls every method, those that hold no token too.
+    Every rank calls every method, those that hold no token too. A token that no rank holds has the feature 0,
+    which is all that is asked of one without advantage.
     """
 
     def __init__(self, own: Any, index: Ids, count: int, ranks: Ranks) -> None:

@@ -62,8 +62,7 @@ class Totals:
     kl_old: float = 0.0  # Σ of the k3 estimator of KL(old ‖ current)
     kl_reference: float = 0.0
     ratio_gap: float = 0.0  # largest |logp − logp_old|
-    stayed: int = 0  # what the mean runs over (tokens or responses) and the credit kept …
-    left: int = 0  # … and left out
+    left: int = 0  # of what the mean runs over (tokens or responses), those that the credit left out
 
     def __add__(self, other: Totals) -> Totals:
         """Of two parts of a mini-batch, both."""
@@ -86,6 +85,7 @@ class Surrogate:
     def __post_init__(self) -> None:
         kept = token_mask(self.method, self.batch)
         self._shares = _shares(self.method, self.batch, kept)  # [N], 0 where left out
+        self._units = _units(self.method, self.batch.starts, self._shares)  # [R]
         self._averaged = averaged_tokens(self.method, self.batch, kept)  # [N]
         self._factors = self._shares if self.batch.weights is None else self._shares * self.batch.weights
         if self.batch.importance_cap is not None and self.batch.engine_logp is not None:
@@ -94,9 +94,24 @@ class Surrogate:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether any token can get a gradient: False where each has no advantage, no weight, or is left out."""
-        advantages = np.repeat(self.batch.advantages, np.diff(self.batch.starts))
-        return bool(np.any(self._factors * advantages) or (self.batch.kl_coefficient > 0 and self._shares.any()))
+        """Whether there is anything to learn from."""
+        return bool(self.learned_from.any())
+
+    @property
+    def learned_from(self) -> NDArray[np.bool_]:
+        """The responses [R] that the objective must see: all others add nothing to loss, gradient or ``scale``.
+
+        Those are the ones whose tokens all have no advantage, no weight, or are left out, where no KL term
+        pulls at them. The mean of a micro-batch depends on whatever lies in it, so there it is all or none.
+        """
+        lengths = np.diff(self.batch.starts)
+        tokens = self._factors * np.repeat(self.batch.advantages, lengths) != 0
+        if self.batch.kl_coefficient > 0:
+            tokens = tokens | (self._shares > 0)
+        found = np.bincount(np.repeat(np.arange(len(lengths)), lengths), tokens, len(lengths)) > 0
+        if self.method.aggregation == "micro_batch_mean":
+            return np.full(len(lengths), found.any())
+        return found
 
     def restart(self) -> None:
         """Forget what was seen, for a learner that starts the mini-batch over."""
@@ -107,12 +122,12 @@ class Surrogate:
         """What loss and gradient must be multiplied by once every micro-batch was seen.
 
         1, but for a credit that leaves responses out by what their ratios turn out to be: then the
-        mean runs over the tokens, or the responses, that stayed.
+        mean runs over the tokens, or the responses, that stayed, those that were not shown included.
         """
-        stayed, left = self.totals.stayed, self.totals.left
+        every, left = int(self._units.sum()), self.totals.left
         if not left:
             return 1.0
-        return (stayed + left) / stayed if stayed else 0.0
+        return every / (every - left) if every > left else 0.0
 
     def __call__(self, logp: ArrayLike, rows: ArrayLike) -> tuple[float, Array]:
         """Loss and its derivative for the whole responses at ``rows``, flat in that order."""
@@ -133,7 +148,7 @@ class Surrogate:
         gate = GATES[self.method.gate](GateInput(logp, delta, advantages, lengths), self.method)
         if self.method.credit == "future_kl":
             weights, stays = future_kl_weights(delta, advantages, lengths, self.method)
-            self._count_left(shares, stays, lengths)
+            self.totals.left += int(self._units[rows[~stays]].sum())
             stays = np.repeat(stays, lengths)
             factors, shares = factors * weights * stays, shares * stays
         inside = (np.abs(raw) <= MAX_LOG_RATIO) | (self.method.gate == "stop_gradient")
@@ -146,14 +161,6 @@ class Surrogate:
             loss += self.batch.kl_coefficient * np.dot(shares, kl)
             gradient += self.batch.kl_coefficient * shares * slope
         return float(loss), gradient
-
-    def _count_left(self, shares: Array, stays: NDArray[np.bool_], lengths: Ids) -> None:
-        rows = np.repeat(np.arange(len(lengths)), lengths)
-        units = np.bincount(rows, shares > 0, len(lengths)).astype(int)  # [r] tokens that count
-        if self.method.aggregation not in ("token_mean", "micro_batch_mean"):
-            units = np.minimum(units, 1)
-        self.totals.stayed += int(units[stays].sum())
-        self.totals.left += int(units[~stays].sum())
 
     def _observe(self, delta: Array, closed: NDArray[np.bool_], shares: Array) -> None:
         counted = shares > 0
@@ -258,6 +265,13 @@ def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> Array:
     if batch.max_length is None or batch.max_length < 1:
         raise ValueError('aggregation "constant" needs max_length, the longest response allowed, in tokens')
     return shares / (total(responses) * batch.max_length)
+
+
+def _units(method: Method, starts: Ids, shares: Array) -> Ids:
+    """How much of what the mean runs over each response is, [R]: its tokens that count, or 1 where any does."""
+    lengths = np.diff(starts)
+    units = np.bincount(np.repeat(np.arange(len(lengths)), lengths), shares > 0, len(lengths)).astype(np.int64)
+    return units if method.aggregation in ("token_mean", "micro_batch_mean") else np.minimum(units, 1)
 
 
 def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Method) -> tuple[Array, NDArray[np.bool_]]:

@@ -82,11 +82,12 @@ class RolloutWorker:
         sampling: Sampling,
         on_progress: Progress = lambda responses, tokens: None,
         interrupt: Callable[[], None] = lambda: None,
+        entropies: bool = False,
     ) -> Drawn:
         """Draw ``sampling.samples`` responses to each problem, every rank those of some problems.
 
         ``interrupt`` is called every few tokens and after each response; the StopRequested that it may raise is
-        raised on all ranks.
+        raised on all ranks. ``entropies`` are asked of the sampler where they are wanted.
         """
         last = slice(None if self.prompt_tokens is None else -self.prompt_tokens, None)
         prompts = tuple(encode_prompt(problem, self.template, self.tokenizer)[last] for problem in problems)
@@ -108,7 +109,7 @@ class RolloutWorker:
             on_progress(len(texts), tokens_seen)
             interrupt()
 
-        request = RolloutRequest(tuple(prompts[problem] for problem in mine), sampling, rows, interrupt)
+        request = RolloutRequest(tuple(prompts[problem] for problem in mine), sampling, rows, interrupt, entropies)
         completions = together(self.collective, lambda: self.sampler.rollout(request, finished))
         places = range(len(rows))
         return Drawn(
@@ -140,12 +141,17 @@ def _in_order(parts: Sequence[Completions], order: NDArray[np.int64]) -> Complet
     starts = starts_of(np.concatenate([np.diff(part.starts) for part in parts]))
     tokens, logprobs = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "logprobs"))
     spans = [slice(starts[place], starts[place + 1]) for place in order]
+    entropies = None
+    if all(part.entropies is not None for part in parts):
+        every = np.concatenate([np.asarray(part.entropies) for part in parts])
+        entropies = np.concatenate([every[span] for span in spans])
     return Completions(
         tokens=np.concatenate([tokens[span] for span in spans]),
         starts=starts_of(np.diff(starts)[order]),
         logprobs=np.concatenate([logprobs[span] for span in spans]),
         truncated=np.concatenate([part.truncated for part in parts])[order],
         version=min(part.version for part in parts),
+        entropies=entropies,
     )
 
 

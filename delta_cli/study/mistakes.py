@@ -186,7 +186,7 @@ def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str,
 
 def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Array:
     """Make the step's updates and return FIPO's weights [N] after them; before, they are all 1."""
-    scored = updater.score(batch)
+    scored = updater.score(batch, every=True)
     credit = updater.credit(batch, scored, step)
     updater.update(batch, credit, step)
     moved = np.asarray(updater.learner.score(batch.sequences).logprobs, np.float64)

@@ -44,7 +44,12 @@ METRICS: dict[str, Metric] = {
     "entropy_mean": Metric(
         "nats", "mean entropy of the distributions tokens were drawn from", "falls slowly, stays above 0"
     ),
-    "engine_gap_mean": Metric("nats", "mean |log-probability of the engine − the trainer's|", "below 0.05"),
+    "scored": Metric("share", "response tokens that a forward scored: those that something is learned from"),
+    "engine_gap_mean": Metric(
+        "nats",
+        "mean |log-probability of the engine − the trainer's| over the tokens scored, if any",
+        "below 0.05",
+    ),
     "engine_gap_max": Metric("nats", "the largest of these"),
     "version_lag": Metric("updates", "of the weights since the batch was drawn; more than 0 with engine.ahead", "0"),
     "loss": Metric("", "mean over the updates; 0 at the first on a batch by construction: watch the reward"),
@@ -53,7 +58,11 @@ METRICS: dict[str, Metric] = {
     "updates": Metric("updates", "times the weights moved"),
     "updates_skipped": Metric("updates", "mini-batches without a gradient, or with one that was not finite", "0"),
     "nonfinite_updates": Metric("updates", "skipped because loss or gradient was not finite", "0"),
-    "clip_fraction": Metric("share", "tokens whose gradient the gate cut off", "below 0.2"),
+    "clip_fraction": Metric(
+        "share",
+        "tokens whose gradient the gate cut off, of those that something is learned from; so the next four",
+        "below 0.2",
+    ),
     "kl_old": Metric("nats", "mean k3 estimate of KL(rollout policy ‖ policy) over the updates", "below 0.1"),
     "kl_reference": Metric("nats", "mean k3 estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
     "ratio_gap_first": Metric("nats", "largest |logp − logp_old| at the first update: rounding", "below 0.001"),

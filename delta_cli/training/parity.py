@@ -93,7 +93,7 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
     learner = registry.create(backend_name, settings)
     try:
         updater = Updater(recipe, learner)
-        scored = updater.score(batch)
+        scored = updater.score(batch, every=True)
         credit = updater.credit(batch, scored, 0)
         everything = np.arange(len(batch.problems))
         surrogate = updater.surrogate(batch, credit, everything)

@@ -27,6 +27,7 @@ class RolloutBatch:
     truncated: NDArray[np.bool_]  # [R]
     engine_logprobs: Floats  # [N] float32
     version: int = 0  # of the weights it was drawn from
+    engine_entropies: Floats | None = None  # [N] float32, nats; None where the engine tells none
 
     @property
     def samples(self) -> int:
@@ -51,25 +52,29 @@ class RolloutBatch:
     def select(self, groups: Ids) -> RolloutBatch:
         """The batch of some of its prompts."""
         rows = self.rows(groups)
+        index = token_index(self.sequences.starts, rows)
         return RolloutBatch(
             problems=tuple(self.problems[group] for group in groups),
             sequences=self.sequences.select(rows),
             texts=tuple(self.texts[row] for row in rows),
             verdicts=tuple(self.verdicts[row] for row in rows),
             truncated=self.truncated[rows],
-            engine_logprobs=self.engine_logprobs[token_index(self.sequences.starts, rows)],
+            engine_logprobs=self.engine_logprobs[index],
             version=self.version,
+            engine_entropies=None if self.engine_entropies is None else self.engine_entropies[index],
         )
 
     def rows(self, groups: Ids) -> Ids:
         """The responses to some of the prompts, in that order."""
         return (groups[:, None] * self.samples + np.arange(self.samples)).ravel()
 
-    def tokens_of_groups(self) -> Ids:
-        """Tokens that each prompt and its responses are together, [G]: what a forward of them costs."""
+    def tokens_of_groups(self, wanted: NDArray[np.bool_]) -> Ids:
+        """Tokens that each prompt and its ``wanted`` [R] responses are together, [G]: what a forward of them costs."""
         prompts: Ids = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
-        responses: Ids = self.sequences.lengths.reshape(len(self.problems), -1).sum(axis=1)
-        return prompts + responses
+        shape = len(self.problems), self.samples
+        tokens: Ids = np.where(wanted, self.sequences.lengths, 0).reshape(shape).sum(axis=1)
+        found: Ids = np.where(wanted.reshape(shape).any(axis=1), prompts + tokens, 0)
+        return found
 
     def mixed_groups(self) -> Ids:
         """Prompts whose responses did not all get the same reward."""
@@ -95,7 +100,13 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         truncated=np.concatenate([batch.truncated for batch in batches]),
         engine_logprobs=np.concatenate([batch.engine_logprobs for batch in batches]),
         version=min(batch.version for batch in batches),
+        engine_entropies=_joined([batch.engine_entropies for batch in batches]),
     )
+
+
+def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,7 @@ class PendingBatch:
             truncated=found.completions.truncated,
             engine_logprobs=found.completions.logprobs,
             version=found.completions.version,
+            engine_entropies=found.completions.entropies,
         )
 
 
@@ -156,4 +168,5 @@ def roll(
     def on_progress(responses: int, tokens: int) -> None:
         observer.advance(min(responses * ranks, len(problems) * settings.responses), tokens * ranks)
 
-    return PendingBatch(tuple(problems), worker.draw(problems, sampling, on_progress, interrupt), sampling, flip)
+    drawn = worker.draw(problems, sampling, on_progress, interrupt, entropies=True)
+    return PendingBatch(tuple(problems), drawn, sampling, flip)

@@ -163,12 +163,14 @@ class Trainer:
 
     def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
         scores = credit.scored.scores
-        gap = np.abs(np.asarray(scores.logprobs, np.float64) - batch.engine_logprobs)
+        scored = credit.scored.tokens
+        gap = np.abs(np.asarray(scores.logprobs, np.float64) - batch.engine_logprobs)[scored]
         per_token = np.repeat(credit.advantages, batch.sequences.lengths)
         return {
             "entropy_mean": float(np.mean(scores.entropies, dtype=np.float64)),
-            "engine_gap_mean": float(gap.mean()),
-            "engine_gap_max": float(gap.max()),
+            "engine_gap_mean": float(gap.mean()) if len(gap) else None,
+            "engine_gap_max": float(gap.max()) if len(gap) else None,
+            "scored": float(scored.mean()),
         } | (describe_coefficients(credit.coefficients, per_token) if self.updater.proxy else {})
 
     def _keep(self, record: Record, batch: RolloutBatch, credit: Credit) -> None:

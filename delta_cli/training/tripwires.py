@@ -28,7 +28,7 @@ class Tripwire:
 SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
 
 # Numbers that every step has: null where they were none that JSON can write.
-ALWAYS = ("reward_mean", "entropy_mean", "engine_gap_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "policy_shift")
+ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "policy_shift")
 
 TRIPWIRES = (
     Tripwire(

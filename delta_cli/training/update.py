@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,10 +35,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scored:
-    """A batch under the policy that is about to be updated."""
+    """A batch under the policy that is about to be updated.
+
+    Tokens that were not scored, because nothing is learned from them, have the numbers of the engine that drew
+    them; where that tells no entropies, −log-probability, whose mean is theirs.
+    """
 
     scores: Scores
     reference_logp: Floats | None  # [N], with a KL term
+    tokens: NDArray[np.bool_]  # [N] that were scored
 
 
 @dataclass(frozen=True)
@@ -97,25 +102,43 @@ class Updater:
             pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
             self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
 
-    def score(self, batch: RolloutBatch) -> Scored:
-        """One forward gives log-probabilities, entropies and, where the method needs them, features."""
-        groups = self._share(batch.tokens_of_groups())
-        own = self.learner.score(batch.sequences.select(batch.rows(groups)), self.proxy)
-        index = token_index(batch.sequences.starts, batch.rows(groups))
+    def score(self, batch: RolloutBatch, every: bool = False) -> Scored:
+        """One forward gives log-probabilities, entropies and, where the method needs them, features.
+
+        Over the responses that have an advantage: no other adds to a centroid, to the loss or to its gradient,
+        unless the method itself looks at all of them, or ``every`` one is asked for.
+        """
+        wanted = np.full(len(batch.sequences), every) | self._needed(batch)
+        groups = self._share(batch.tokens_of_groups(wanted))
+        rows = batch.rows(groups)
+        rows = rows[wanted[rows]]
+        index = token_index(batch.sequences.starts, rows)
+        own = self.learner.score(batch.sequences.select(rows), self.proxy)
         reference = None
         if self.recipe.update.kl_coefficient:
-            reference = self._whole(self.learner.reference(batch.sequences.select(batch.rows(groups))), index, batch)
+            reference = self._whole(self.learner.reference(batch.sequences.select(rows)), index, batch)
+        tokens = np.repeat(wanted, batch.sequences.lengths)
         features: Features | None = own.features
-        if own.features is not None and self.collective.size > 1:
-            features = SharedFeatures(own.features, index, len(batch.sequences.tokens), self.collective)
-        logprobs, entropies = (self._whole(values, index, batch) for values in (own.logprobs, own.entropies))
+        if own.features is not None and not (self.collective.size == 1 and tokens.all()):
+            features = SharedFeatures(own.features, index, len(tokens), self.collective)
+        surprise = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
+        logprobs = np.where(tokens, self._whole(own.logprobs, index, batch), batch.engine_logprobs)
+        entropies = np.where(tokens, self._whole(own.entropies, index, batch), surprise)
         if self.unscored and not np.isfinite(logprobs).all():  # the same on all ranks
             raise UserError(
                 f"{self.recipe.model.path}: the first log-probabilities are no numbers, so neither are the weights or "
                 'what is computed with them; get the model again, or set model.dtype = "float32"'
             )
         self.unscored = False
-        return Scored(Scores(logprobs, entropies, features), reference)
+        return Scored(Scores(logprobs, entropies, features), reference, tokens)
+
+    def _needed(self, batch: RolloutBatch) -> NDArray[np.bool_]:
+        """Which responses must be scored, [R]."""
+        method = self.method
+        if self.recipe.update.kl_coefficient or method.credit == "entropy" or method.aggregation == "micro_batch_mean":
+            return np.ones(len(batch.sequences), dtype=bool)
+        found: NDArray[np.bool_] = group_advantages(batch.rewards, batch.groups, method.advantage) != 0
+        return found
 
     def credit(self, batch: RolloutBatch, scored: Scored, step: int) -> Credit:
         """Advantages and token weights; the features are closed afterwards."""
@@ -144,23 +167,28 @@ class Updater:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
         probe = _shortest(batch)
-        before = self.learner.score(probe).logprobs
-        for epoch in range(settings.epochs):
-            order = np.arange(len(batch.problems))
-            if epoch:
-                generator(self.recipe.run.seed, step, f"mini-batches {epoch}").shuffle(order)
-            for groups in np.array_split(order, settings.mini_batches):
-                if len(groups):
-                    self._update_on(batch, credit, groups, settings.rate(step, self.recipe.run.steps), done)
+        before: Floats = np.zeros(0)
+        for groups in self._mini_batches(len(batch.problems), step):
+            surrogate = self.surrogate(batch, credit, groups)
+            if not surrogate.has_gradient:
+                done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
+                continue
+            if not done.totals:
+                before = self.learner.score(probe).logprobs
+            self._update_on(batch, groups, surrogate, settings.rate(step, self.recipe.run.steps), done)
         if done.norms:
             done.policy_shift = float(np.abs(self.learner.score(probe).logprobs - before).max(initial=0.0))
         return done
 
-    def _update_on(self, batch: RolloutBatch, credit: Credit, groups: Ids, rate: float, done: Updates) -> None:
-        surrogate = self.surrogate(batch, credit, groups)
-        if not surrogate.has_gradient:
-            done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
-            return
+    def _mini_batches(self, groups: int, step: int) -> Iterator[Ids]:
+        """The groups of each mini-batch of each epoch."""
+        for epoch in range(self.recipe.update.epochs):
+            order = np.arange(groups)
+            if epoch:
+                generator(self.recipe.run.seed, step, f"mini-batches {epoch}").shuffle(order)
+            yield from (part for part in np.array_split(order, self.recipe.update.mini_batches) if len(part))
+
+    def _update_on(self, batch: RolloutBatch, groups: Ids, surrogate: Surrogate, rate: float, done: Updates) -> None:
         loss = self.accumulate(batch, groups, surrogate)
         # A gradient that is not finite updates nothing, and neither does one of a loss that is not.
         norm = self.learner.step(rate, surrogate.scale if np.isfinite(loss) else np.nan)
@@ -173,10 +201,17 @@ class Updater:
         done.totals.append(surrogate.totals)
 
     def accumulate(self, batch: RolloutBatch, groups: Ids, surrogate: Surrogate) -> float:
-        """Add the gradient of the mini-batch of these prompts; its loss, and in the surrogate its totals."""
-        share = self._share(batch.tokens_of_groups()[groups])
+        """Add the gradient of the mini-batch of these prompts; its loss, and in the surrogate its totals.
+
+        Responses that add nothing to it are left out of the forward.
+        """
+        rows = batch.rows(groups)
+        wanted = np.zeros(len(batch.sequences), dtype=bool)
+        wanted[rows] = surrogate.learned_from
+        share = self._share(batch.tokens_of_groups(wanted)[groups])
         places = (share[:, None] * batch.samples + np.arange(batch.samples)).ravel()  # of own rows in the mini-batch
-        sequences = batch.sequences.select(batch.rows(groups[share]))
+        places = places[wanted[rows[places]]]
+        sequences = batch.sequences.select(rows[places])
         loss = self.learner.accumulate(sequences, _OwnRows(surrogate, places))
         if self.collective.size == 1:
             return loss
@@ -212,10 +247,8 @@ class Updater:
         return deal(tokens, self.collective.size)[self.collective.rank]
 
     def _whole(self, values: Floats, index: Ids, batch: RolloutBatch) -> Floats:
-        """A vector over all tokens of which this rank has the values at ``index``."""
-        if self.collective.size == 1:
-            return values
-        return whole(values, index, len(batch.sequences.tokens), self.collective)
+        """A vector [N], float32, of which this rank has the values at ``index``; 0 where no rank has one."""
+        return whole(values, index, len(batch.sequences.tokens), self.collective).astype(np.float32)
 
 
 @dataclass(frozen=True)

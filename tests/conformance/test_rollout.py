@@ -38,10 +38,13 @@ def test_engine_logprobs_equal_scored_ones(
 ) -> None:
     """At the sampling temperature, and before top-p took the tail away."""
     sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, top_p=top_p)
-    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), sampling))
-    scored = backend.score(as_sequences(completions, sampling)).logprobs
-    assert completions.logprobs.dtype == np.float32
-    np.testing.assert_allclose(completions.logprobs, scored, atol=2 * tolerance.logprob, rtol=0)
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), sampling, entropies=True))
+    scored = backend.score(as_sequences(completions, sampling))
+    assert completions.entropies is not None
+    assert completions.logprobs.dtype == completions.entropies.dtype == np.float32
+    np.testing.assert_allclose(completions.logprobs, scored.logprobs, atol=2 * tolerance.logprob, rtol=0)
+    np.testing.assert_allclose(completions.entropies, scored.entropies, atol=2 * tolerance.logprob, rtol=0)
+    assert backend.rollout(RolloutRequest(tuple(PROMPTS), sampling)).entropies is None, "nobody asked"
 
 
 def test_responses_end_where_they_should(backend: Engine) -> None:

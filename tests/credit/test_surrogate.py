@@ -213,6 +213,32 @@ def test_two_ranks_sum_to_one(preset: str) -> None:
         np.testing.assert_allclose(gradient * surrogate.scale, whole, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_responses_that_teach_nothing_need_not_be_shown(preset: str, weighted: bool) -> None:
+    """Loss, gradient and scale are the same without them; only where a KL term pulls is each one needed."""
+    arguments = case(5)
+    if preset == "fipo":  # a response leaves, so the scale is not 1
+        tokens = slice(arguments["starts"][3], arguments["starts"][3] + 2)
+        arguments["logp"][tokens] = arguments["logp_old"][tokens] + 3
+    if weighted:
+        arguments |= extras(5, arguments) | {"kl_coefficient": 0.0}
+    logp = arguments.pop("logp")
+    every, some = (Surrogate(method(preset), MiniBatch(**arguments)) for _ in range(2))
+    rows = np.flatnonzero(some.learned_from)
+    assert not {2, 4} & set(rows.tolist()), "one has no tokens, the other no advantage"
+    index = token_index(arguments["starts"], rows)
+    loss, gradient = every(logp, np.arange(len(LENGTHS)))
+    fewer, part = some(logp[index], rows)
+    assert fewer == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(part, gradient[index], rtol=1e-12, atol=0)
+    assert not np.delete(gradient, index).any()
+    assert some.scale == every.scale
+    if weighted:
+        pulled = Surrogate(method(preset), MiniBatch(**arguments | {"kl_coefficient": 0.3}))
+        assert set(rows.tolist()) <= set(np.flatnonzero(pulled.learned_from).tolist())
+
+
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 @pytest.mark.parametrize("credit", get_args(CreditKind))
 @pytest.mark.parametrize("gate", get_args(GateKind))

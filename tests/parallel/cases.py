@@ -123,12 +123,16 @@ def recipe_of(case: Case, model: Path) -> Recipe:
 
 
 def batch_of(step: int) -> RolloutBatch:
-    """Random tokens with fixed lengths and rewards; two responses are cut at the limit."""
+    """Random tokens with fixed lengths and rewards; two responses are cut at the limit.
+
+    From the second step on there is nothing to learn from one of the prompts, the first or the second.
+    """
     rng = np.random.default_rng(step)
     prompts = [rng.integers(1, VOCABULARY, size=length) for length in PROMPTS]
     lengths = np.array(LENGTHS).ravel()
     tokens = rng.integers(0, VOCABULARY, size=lengths.sum())
-    verdicts = [Verdict(float(reward), bool(reward), None) for row in REWARDS for reward in row]
+    rewards = [(1,) * 4 if step and group == step - 1 else row for group, row in enumerate(REWARDS)]
+    verdicts = [Verdict(float(reward), bool(reward), None) for row in rewards for reward in row]
     return RolloutBatch(
         problems=tuple(Problem(str(i), "", "") for i in range(len(PROMPTS))),
         sequences=Sequences(tuple(p for p in prompts for _ in range(4)), tokens, starts_of(lengths), 0.7),

@@ -223,10 +223,10 @@ def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_pat
     def listen(trainer: Any) -> None:
         worker, draw = trainer.worker, RolloutWorker.draw
 
-        def listening(problems: Any, sampling: Any, *rest: Any) -> Any:
+        def listening(problems: Any, sampling: Any, *rest: Any, **named: Any) -> Any:
             if sampling.samples == recipe.rollout.responses:  # an evaluation's are fewer
                 seen.extend(problem.id for problem in problems)
-            return draw(worker, problems, sampling, *rest)
+            return draw(worker, problems, sampling, *rest, **named)
 
         object.__setattr__(worker, "draw", listening)
 

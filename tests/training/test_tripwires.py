@@ -22,6 +22,7 @@ HEALTHY: dict[str, Any] = {
     "truncated": 0.1,
     "tokens": 9000,
     "entropy_mean": 1.0,
+    "scored": 1.0,
     "engine_gap_mean": 0.001,
     "engine_gap_max": 0.02,
     "version_lag": 0,
