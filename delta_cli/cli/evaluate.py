@@ -96,22 +96,42 @@ def evaluate(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="An evaluation: its folder or evaluation.json.")],
-    second: Annotated[Path, typer.Argument(help="Another, of the same suite and settings.")],
+    before: Annotated[
+        Path, typer.Argument(help="A run, a model's folder below evaluations/, an evaluation's folder or file.")
+    ],
+    after: Annotated[
+        Path | None, typer.Argument(help="What should be better; without it, BEFORE's evaluations are listed.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare two evaluations: differences with intervals, and a one-sided rank test."""
+    """Is AFTER better than BEFORE? The gain with its interval, and a one-sided rank test.
+
+    Of a run that was evaluated at several steps the newest is taken that was evaluated as the other was.
+    """
+    from json import dumps
+
     from rich.console import Console
 
     from delta_cli.evaluation import compare as comparison
-    from delta_cli.evaluation.results import Evaluation
-    from delta_cli.evaluation.tables import render_comparison
+    from delta_cli.evaluation.found import comparable, evaluations_of
+    from delta_cli.evaluation.tables import render_comparison, render_found
 
-    result = comparison.compare(Evaluation.read(first), Evaluation.read(second))
+    console = Console()
+    if after is None:
+        found = evaluations_of(before)
+        if json:
+            typer.echo(dumps([{"path": str(each.path)} | each.as_json() for each in found], ensure_ascii=False))
+        else:
+            console.print(render_found(found))
+        return
+    first, second = comparable(before, after)
+    result = comparison.compare(first.evaluation, second.evaluation)
     if json:
         typer.echo(result.model_dump_json(indent=2))
-    else:
-        Console().print(render_comparison(result))
+        return
+    console.print(render_comparison(result))
+    if (first.path, second.path) != (before, after):
+        console.print(f"compared: {first.path} and {second.path}", highlight=False, markup=False)
 
 
 def _benchmarks(

@@ -14,22 +14,22 @@ FREE_SETTINGS = {"seed"}  # may differ: both are samples of the same distributio
 
 
 class Row(Record):
-    """avg@k of both on the problems they share, and the difference, first minus second."""
+    """avg@k of both on the problems they share, and the difference, after minus before."""
 
     name: str
     questions: int
-    first: Estimate
-    second: Estimate
+    before: Estimate
+    after: Estimate
     difference: Estimate  # interval: paired bootstrap over problems
 
 
 class Comparison(Record):
     """What ``delta compare --json`` prints."""
 
-    first: str
-    second: str
+    before: str
+    after: str
     suite: str
-    settings: EvaluationSettings  # of the first
+    settings: EvaluationSettings  # of the one before
     benchmarks: tuple[Row, ...]
     average: Row  # weighted by questions
     unshared: int  # problems that only one of them has: left out
@@ -42,76 +42,80 @@ class _Pair:
     """Outcomes of both on the shared problems of a benchmark."""
 
     name: str
-    first: Bools  # [P, k]
-    second: Bools  # [P, k]
+    before: Bools  # [P, k]
+    after: Bools  # [P, k]
 
 
-def compare(first: Evaluation, second: Evaluation) -> Comparison:
-    """Compare two evaluations. Raises UserError, naming what differs, unless suite and settings are the same."""
-    _require_alike(first, second)
-    others = {each.name: each for each in second.benchmarks}
-    pairs = [_pair(each, others[each.name]) for each in first.benchmarks]
-    rows = [_row(pair, first.settings.samples) for pair in pairs]
-    every = sum(len({*each.outcomes, *others[each.name].outcomes}) for each in first.benchmarks)
+def compare(before: Evaluation, after: Evaluation) -> Comparison:
+    """Is ``after`` better than ``before``? Raises UserError, naming what differs, unless they were made alike."""
+    _require_alike(before, after)
+    others = {each.name: each for each in after.benchmarks}
+    pairs = [_pair(each, others[each.name]) for each in before.benchmarks]
+    rows = [_row(pair, before.settings.samples) for pair in pairs]
+    every = sum(len({*each.outcomes, *others[each.name].outcomes}) for each in before.benchmarks)
     test = statistics.mann_whitney(
-        statistics.suite_scores([pair.first for pair in pairs]),
-        statistics.suite_scores([pair.second for pair in pairs]),
+        statistics.suite_scores([pair.after for pair in pairs]),
+        statistics.suite_scores([pair.before for pair in pairs]),
     )
     return Comparison(
-        first=first.label,
-        second=second.label,
-        suite=first.suite,
-        settings=first.settings,
+        before=before.label,
+        after=after.label,
+        suite=before.suite,
+        settings=before.settings,
         benchmarks=tuple(rows),
-        average=_average(rows, pairs, first.settings.samples),
+        average=_average(rows, pairs, before.settings.samples),
         unshared=every - sum(row.questions for row in rows),
         test=test,
-        statement=_statement(test, first.label, second.label),
+        statement=_statement(test, before.label, after.label),
     )
 
 
-def _statement(test: RankTest, first: str, second: str) -> str:
-    how = "exact distribution" if test.method == "exact" else "normal approximation corrected for ties and continuity"
-    return (
-        f"One-sided Mann–Whitney U test that {first} scores higher than {second}, over {test.first} and {test.second} "
-        f"repeated scores of the full suite, {how}: U = {test.statistic:g}, p = {test.p_value:.3g}. The repeats "
-        "sample two fixed policies; they do not tell how training with another seed would turn out."
-    )
-
-
-def _require_alike(first: Evaluation, second: Evaluation) -> None:
-    mine, theirs = ({"suite": each.suite, **each.settings.model_dump()} for each in (first, second))
+def unlike(before: Evaluation, after: Evaluation) -> list[str]:
+    """What keeps two evaluations from being compared: suite, settings and benchmarks in which they differ."""
+    mine, theirs = ({"suite": each.suite, **each.settings.model_dump()} for each in (before, after))
     differences = [
         f"{key} is {mine[key]!r} and {theirs[key]!r}"
         for key in mine
         if key not in FREE_SETTINGS and mine[key] != theirs[key]
     ]
-    names = [{benchmark.name for benchmark in each.benchmarks} for each in (first, second)]
-    differences += [f"only one has benchmark '{name}'" for name in sorted(names[0] ^ names[1])]
-    if differences:
+    names = [{benchmark.name for benchmark in each.benchmarks} for each in (before, after)]
+    return differences + [f"only one has benchmark '{name}'" for name in sorted(names[0] ^ names[1])]
+
+
+def _statement(test: RankTest, before: str, after: str) -> str:
+    how = "exact distribution" if test.method == "exact" else "normal approximation corrected for ties and continuity"
+    return (
+        f"One-sided Mann–Whitney U test that {after} scores higher than {before}, over {test.first} and {test.second} "
+        f"repeated scores of the full suite, {how}: U = {test.statistic:g}, p = {test.p_value:.3g}. The repeats "
+        "sample two fixed policies; they do not tell how training with another seed would turn out."
+    )
+
+
+def _require_alike(before: Evaluation, after: Evaluation) -> None:
+    if differences := unlike(before, after):
         raise UserError(
-            f"{first.label} and {second.label} were not evaluated alike: {'; '.join(differences)}; "
+            f"{before.label} and {after.label} were not evaluated alike: {'; '.join(differences)}; "
             "evaluate both with the same suite and settings"
         )
 
 
-def _pair(first: BenchmarkResult, second: BenchmarkResult) -> _Pair:
-    shared = [problem for problem in first.outcomes if problem in second.outcomes]
+def _pair(before: BenchmarkResult, after: BenchmarkResult) -> _Pair:
+    shared = [problem for problem in before.outcomes if problem in after.outcomes]
     if not shared:
         raise UserError(
-            f"benchmark '{first.name}': no problem has the same id in both evaluations; evaluate both on the same data"
+            f"benchmark '{before.name}': no problem has the same id in both evaluations; evaluate both on the same data"
         )
-    return _Pair(first.name, first.correct(shared), second.correct(shared))
+    return _Pair(before.name, before.correct(shared), after.correct(shared))
 
 
 def _row(pair: _Pair, samples: int) -> Row:
-    first, second = pair.first.mean(axis=1), pair.second.mean(axis=1)
+    before, after = pair.before.mean(axis=1), pair.after.mean(axis=1)
     return Row(
         name=pair.name,
-        questions=len(first),
-        first=statistics.estimate(first, samples),
-        second=statistics.estimate(second, samples),
-        difference=statistics.paired_bootstrap([first - second]),
+        questions=len(before),
+        before=statistics.estimate(before, samples),
+        after=statistics.estimate(after, samples),
+        difference=statistics.paired_bootstrap([after - before]),
     )
 
 
@@ -120,7 +124,7 @@ def _average(rows: Sequence[Row], pairs: Sequence[_Pair], samples: int) -> Row:
     return Row(
         name="Avg",
         questions=sum(questions),
-        first=statistics.weighted_average([row.first for row in rows], questions, samples),
-        second=statistics.weighted_average([row.second for row in rows], questions, samples),
-        difference=statistics.paired_bootstrap([pair.first.mean(axis=1) - pair.second.mean(axis=1) for pair in pairs]),
+        before=statistics.weighted_average([row.before for row in rows], questions, samples),
+        after=statistics.weighted_average([row.after for row in rows], questions, samples),
+        difference=statistics.paired_bootstrap([pair.after.mean(axis=1) - pair.before.mean(axis=1) for pair in pairs]),
     )

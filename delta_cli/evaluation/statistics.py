@@ -120,7 +120,7 @@ def suite_scores(outcomes: Sequence[Bools]) -> Floats:
 def paired_bootstrap(differences: Sequence[Floats], seed: int = 0, resamples: int = 10_000) -> Estimate:
     """The question-count weighted mean of paired differences, with a percentile bootstrap over problems.
 
-    ``differences`` holds, for each benchmark, first minus second share of right answers of each problem
+    ``differences`` holds, for each benchmark, the difference in the share of right answers of each problem
     [P_b]. Problems are drawn with replacement inside their benchmark, so its weight stays what it is.
     The standard error is the deviation of the resampled means.
     """

@@ -2,83 +2,145 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from delta_cli.evaluation.compare import Comparison, Row
+from delta_cli.evaluation.found import Found
 from delta_cli.evaluation.results import Evaluation, Summary
 from delta_cli.evaluation.statistics import Estimate
+from delta_cli.reporting.text import count
+
+Cell = tuple[str, ...]  # parts on one line where there is room, else below each other
+LABELS = (24, 14)  # cells that a row's label may take where room is short
 
 
 def render(evaluation: Evaluation) -> RenderableType:
     """Percentages with their standard errors; 95 % intervals of avg@k; lengths in tokens."""
-    k = evaluation.settings.samples
+    settings = evaluation.settings
+    k = settings.samples
     columns: list[Summary] = [*evaluation.benchmarks]
     names = [each.name for each in evaluation.benchmarks]
     if len(columns) > 1:
         columns.append(evaluation.average)
         names.append("Avg")
-    table = _table(f"{evaluation.label} on {evaluation.suite}", names)
-    table.add_row("questions", *(str(each.questions) for each in columns))
-    table.add_row(f"avg@{k}", *(_share(each.avg) for each in columns))
-    table.add_row("95 % interval", *(_interval(each.avg) for each in columns))
-    for n in evaluation.average.passed:
-        if n > 1:  # pass@1 is avg@k
-            table.add_row(f"pass@{n}", *(_share(each.passed[n]) for each in columns))
+    rows: list[tuple[str, list[Cell]]] = [
+        ("questions", [(str(each.questions),) for each in columns]),
+        (f"avg@{k}", [_share(each.avg) for each in columns]),
+        ("95 % interval", [_interval(each.avg) for each in columns]),
+    ]
+    above = [n for n in evaluation.average.passed if n > 1]  # pass@1 is avg@k
+    rows += [(f"pass@{n}", [_share(each.passed[n]) for each in columns]) for n in above]
     if k > 1 and evaluation.average.maj is not None:
-        table.add_row(f"maj@{k}", *(_share(each.maj) for each in columns if each.maj is not None))
-    table.add_row("truncated %", *(f"{100 * each.truncated:.1f}" for each in columns))
-    table.add_row("mean length", *(f"{each.mean_length:,.0f}" for each in columns))
-    settings = evaluation.settings
+        rows.append((f"maj@{k}", [_share(each.maj) for each in columns if each.maj is not None]))
+    rows.append(("truncated %", [(f"{100 * each.truncated:.1f}",) for each in columns]))
+    rows.append(("mean length", [(f"{each.mean_length:,.0f}",) for each in columns]))
     how = (
-        f"Percent ± standard error over problems; Avg is weighted by questions. {k} samples a problem at temperature "
+        f"Percent ± standard error over problems{_weighted(columns)}. {count(k, 'sample')} a problem at temperature "
         f"{settings.temperature:g}, top-p {settings.top_p:g}, at most {settings.max_tokens:,} tokens."
     )
     if evaluation.limit is not None:
-        how += f" At most {evaluation.limit} problems of each benchmark."
-    return Group(table, Text(how, style="dim"), *_failures(evaluation.average))
+        how += f" At most {count(evaluation.limit, 'problem')} of each benchmark."
+    title = Text(f"{evaluation.label} on {evaluation.suite}", style="italic")
+    return Group(title, SideBySide(names, rows), Text(how, style="dim"), *_failures(evaluation.average))
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """avg@k of both, their difference in points with its 95 % interval, and the test in words."""
-    rows: list[Row] = [*comparison.benchmarks]
-    if len(rows) > 1:
-        rows.append(comparison.average)
-    table = _table(f"{comparison.first} against {comparison.second} on {comparison.suite}", [row.name for row in rows])
-    table.add_row("questions", *(str(row.questions) for row in rows))
-    table.add_row(Text(comparison.first), *(_share(row.first) for row in rows))
-    table.add_row(Text(comparison.second), *(_share(row.second) for row in rows))
-    table.add_row("difference", *(f"{100 * row.difference.mean:+.2f}" for row in rows))
-    table.add_row("95 % interval", *(_interval(row.difference, "+") for row in rows))
+    """avg@k of both, the gain of the second in points with its 95 % interval, and the test in words."""
+    columns: list[Row] = [*comparison.benchmarks]
+    if len(columns) > 1:
+        columns.append(comparison.average)
+    rows: list[tuple[str, list[Cell]]] = [
+        ("questions", [(str(row.questions),) for row in columns]),
+        (comparison.before, [_share(row.before) for row in columns]),
+        (comparison.after, [_share(row.after) for row in columns]),
+        ("after − before", [(_points(row.difference.mean, 2),) for row in columns]),
+        ("95 % interval", [_interval(row.difference, signed=True) for row in columns]),
+    ]
     how = (
-        f"avg@{comparison.settings.samples} in percent ± standard error; difference in points with a paired bootstrap "
-        "interval over problems; Avg is weighted by questions."
+        f"avg@{comparison.settings.samples} in percent ± standard error; the difference in points with a paired "
+        f"bootstrap interval over problems{_weighted(columns)}."
     )
     if comparison.unshared:
-        how += f" {comparison.unshared} problems that only one evaluation has are left out."
-    return Group(table, Text(how, style="dim"), Text(comparison.statement))
+        how += f" {count(comparison.unshared, 'problem')} that only one evaluation has left out."
+    title = Text(f"{comparison.after} against {comparison.before}, on {comparison.suite}", style="italic")
+    table = SideBySide([row.name for row in columns], rows)
+    return Group(title, table, Text(how, style="dim"), Text(comparison.statement))
 
 
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(title=Text(title), box=None, pad_edge=False, padding=(0, 1), title_justify="left")
-    table.add_column("", min_width=13, max_width=24, overflow="fold")  # names of models may be long paths
-    for name in columns:
-        table.add_column(Text(name.replace(" ", "\n")), justify="right")
+def render_found(found: Sequence[Found]) -> RenderableType:
+    """The evaluations of a run or a model, a line each."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for name in ("step", "avg@k %", "k"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("evaluation", overflow="fold")
+    for each in found:
+        made = each.evaluation
+        step = "" if made.step is None else str(made.step)
+        mean = f"{100 * made.average.avg.mean:.2f} ±{100 * made.average.avg.standard_error:.2f}"
+        table.add_row(step, mean, str(made.settings.samples), Text(str(each.path)))
     return table
 
 
-def _share(estimate: Estimate) -> str:
-    return f"{100 * estimate.mean:.2f}\n±{100 * estimate.standard_error:.2f}"  # two lines: seven columns fit a terminal
+@dataclass(frozen=True)
+class SideBySide:
+    """A column for each benchmark: cells on one line where there is room, else on two, else in several tables."""
+
+    names: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The widest layout that fits."""
+        wide = self._table(0, len(self.names), " ", None)
+        if self._fits(wide, console, options):
+            yield wide
+            return
+        for size in range(len(self.names), 0, -1):
+            for label in LABELS:
+                if size == 1 or self._fits(self._table(0, size, "\n", label), console, options):
+                    starts = range(0, len(self.names), size)
+                    yield from (self._table(start, start + size, "\n", label) for start in starts)
+                    return
+
+    def _fits(self, table: Table, console: Console, options: ConsoleOptions) -> bool:
+        return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
+
+    def _table(self, start: int, end: int, joint: str, label: int | None) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("", min_width=13, max_width=label, overflow="fold")
+        for name in self.names[start:end]:
+            table.add_column(Text(name.replace(" ", joint)), justify="right", no_wrap=joint == " ")
+        for name, cells in self.rows:
+            table.add_row(Text(name), *(joint.join(cell) for cell in cells[start:end]))
+        return table
 
 
-def _interval(estimate: Estimate, sign: str = "") -> str:
-    return f"{100 * estimate.low:{sign}.1f} …\n{100 * estimate.high:{sign}.1f}"
+def _weighted(columns: Sequence[object]) -> str:
+    return "; Avg is weighted by questions" if len(columns) > 1 else ""
+
+
+def _share(estimate: Estimate) -> Cell:
+    return f"{100 * estimate.mean:.2f}", f"±{100 * estimate.standard_error:.2f}"
+
+
+def _points(share: float, digits: int) -> str:
+    return f"{100 * share:+.{digits}f}".replace("-", "−")
+
+
+def _interval(estimate: Estimate, signed: bool = False) -> Cell:
+    if signed:
+        return f"{_points(estimate.low, 1)} …", _points(estimate.high, 1)
+    return f"{100 * estimate.low:.1f} …", f"{100 * estimate.high:.1f}"
 
 
 def _failures(summary: Summary) -> list[Text]:
     """A line on responses whose grading failed, if any."""
     if not summary.failures:
         return []
-    counts = ", ".join(f"{reason}: {count}" for reason, count in summary.failures.items())
+    counts = ", ".join(f"{reason}: {number}" for reason, number in summary.failures.items())
     return [Text(f"Grading failed for some responses, which count as wrong ({counts}).", style="yellow")]

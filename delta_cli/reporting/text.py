@@ -80,6 +80,11 @@ def percent(value: Any) -> str:
     return f"{value:.1%}" if isinstance(value, int | float) and math.isfinite(value) else NONE
 
 
+def count(number: int, what: str) -> str:
+    """So many of something, in the singular where it is one."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def signed(value: float) -> str:
     """A number with its sign and two decimals."""
     return f"{value:+.2f}".replace("-", "−")

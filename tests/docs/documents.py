@@ -30,8 +30,8 @@ DOCUMENTS = [ROOT / "README.md", *DOCS]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"# ([\w.-]+\.\w+)\n")
-NUMBER = r"-?\d[\d.,:]*(?:e[-+]?\d+)?"  # with a point, a comma or a colon inside: it differs from run to run
-VARIABLE = re.compile(r"(\.\.\.)|(-?\d+(?:[.,:]\d+)+(?:e[-+]?\d+)?|\d+(?= tokens/s))|(\s+)|([━─]{2,})")
+NUMBER = r"[-+−]?\d[\d.,:]*(?:e[-+]?\d+)?"  # with a point, a comma or a colon inside: it differs from run to run
+VARIABLE = re.compile(r"(\.\.\.)|([-+−]?\d+(?:[.,:]\d+)+(?:e[-+]?\d+)?|\d+(?= tokens/s))|(\s+)|([━─]{2,})")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from scipy import stats
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
 from delta_cli.evaluation.compare import Comparison, compare
+from delta_cli.evaluation.found import comparable, evaluations_of
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
 from delta_cli.evaluation.statistics import suite_scores
-from delta_cli.evaluation.tables import render, render_comparison
+from delta_cli.evaluation.tables import render, render_comparison, render_found
 
 SETTINGS = EvaluationSettings(samples=8)
 Marks = Mapping[str, np.ndarray]  # by benchmark: [P, k]
@@ -61,17 +63,18 @@ def text(renderable: RenderableType, width: int = 80) -> str:
 
 
 def test_differences_and_the_test_are_those_of_the_outcomes() -> None:
-    first, second = marks(1, 1.0), marks(2, 0.6)
+    first, second = marks(1, 0.6), marks(2, 1.0)
     comparison = compare(evaluation("a", first), evaluation("b", second))
+    assert comparison.average.difference.mean > 0  # an improvement has a plus
     for row in comparison.benchmarks:
-        difference = first[row.name].mean(1) - second[row.name].mean(1)
+        difference = second[row.name].mean(1) - first[row.name].mean(1)
         assert row.difference.mean == pytest.approx(difference.mean())
         assert row.difference.standard_error == pytest.approx(difference.std() / np.sqrt(len(difference)), rel=0.03)
     everything = [np.concatenate(list(each.values())) for each in (first, second)]
-    difference = everything[0].mean(1) - everything[1].mean(1)
+    difference = everything[1].mean(1) - everything[0].mean(1)
     assert comparison.average.difference.mean == pytest.approx(difference.mean())
     assert comparison.average.difference.low < difference.mean() < comparison.average.difference.high
-    expected = stats.mannwhitneyu(everything[0].mean(0), everything[1].mean(0), alternative="greater")
+    expected = stats.mannwhitneyu(everything[1].mean(0), everything[0].mean(0), alternative="greater")
     assert comparison.test.statistic == expected.statistic
     assert comparison.test.p_value == pytest.approx(expected.pvalue)
     assert comparison.test.p_value < 0.01
@@ -88,7 +91,7 @@ def test_pairing_by_problem_is_narrower_than_without() -> None:
     """Problems differ much in difficulty, policies little: the paired error is under the one of two separate means."""
     average = compare(evaluation("a", marks(1, 1.0)), evaluation("b", marks(2, 0.9))).average
     assert average.difference.standard_error < 0.7 * np.hypot(
-        average.first.standard_error, average.second.standard_error
+        average.before.standard_error, average.after.standard_error
     )
 
 
@@ -111,9 +114,9 @@ def test_only_shared_problems_count_whatever_their_order() -> None:
     )
     comparison = compare(whole, other.model_copy(update={"benchmarks": (shuffled, other.benchmarks[1])}))
     assert (comparison.average.questions, comparison.unshared) == (22, 8)
-    difference = marks(1, 0.8)["AIME24"][:12].mean() - part["AIME24"].mean()
+    difference = part["AIME24"].mean() - marks(1, 0.8)["AIME24"][:12].mean()
     assert comparison.benchmarks[0].difference.mean == pytest.approx(difference)
-    assert "8 problems that only one evaluation has" in " ".join(text(render_comparison(comparison)).split())
+    assert "8 problems that only one evaluation has left out" in " ".join(text(render_comparison(comparison)).split())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_an_evaluation_with_outcomes_cut_off_is_refused() -> None:
 def test_the_statement_says_which_test_was_made() -> None:
     comparison = compare(evaluation("a", marks(1, 1.0)), evaluation("b", marks(2, 0.6)))
     statement = comparison.statement
-    assert "One-sided Mann–Whitney U test that a scores higher than b, over 8 and 8 repeated scores" in statement
+    assert "One-sided Mann–Whitney U test that b scores higher than a, over 8 and 8 repeated scores" in statement
     assert "normal approximation" in statement  # scores of 30 questions repeat, so there are ties
     assert f"U = {comparison.test.statistic:g}, p = {comparison.test.p_value:.3g}" in statement
 
@@ -159,11 +162,10 @@ def test_the_table_has_the_papers_layout() -> None:
     made = evaluation("some/model[bold]", marks(1, 0.7))
     shown = text(render(made), width=120)
     lines = [line.split() for line in shown.splitlines()]
-    assert ["AIME24", "Feb", "Avg"] in lines  # the average last; "HMMT25 Feb" takes two lines
-    place = next(index for index, line in enumerate(lines) if line[:1] == ["avg@8"])
+    assert ["AIME24", "HMMT25", "Feb", "Avg"] in lines  # the average last
     columns = (*made.benchmarks, made.average)
-    assert lines[place][1:] == [f"{100 * each.avg.mean:.2f}" for each in columns]
-    assert lines[place + 1] == [f"±{100 * each.avg.standard_error:.2f}" for each in columns]
+    cells = [f"{100 * each.avg.mean:.2f} ±{100 * each.avg.standard_error:.2f}".split() for each in columns]
+    assert ["avg@8", *(part for cell in cells for part in cell)] in lines
     assert {line.split()[0] for line in shown.splitlines() if "@" in line} == {
         "avg@8",
         "pass@2",
@@ -172,14 +174,68 @@ def test_the_table_has_the_papers_layout() -> None:
         "maj@8",
     }
     assert "some/model[bold]" in shown  # not read as markup
+    assert "Avg is weighted" in shown
+    alone = evaluation("m", {"AIME24": marks(1, 0.7)["AIME24"]})
+    assert "Avg" not in text(render(alone))  # nothing is said about a column that is not there
+    assert "Avg" not in text(render_comparison(compare(alone, alone)))
 
 
-def test_seven_benchmarks_fit_a_terminal_of_eighty() -> None:
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_seven_benchmarks_fit_a_terminal_and_use_its_width(width: int) -> None:
     seven = {f"HMMT2{index} Feb": marks(index, 0.7)["AIME24"] for index in range(7)}
-    made = evaluation("model", seven)
-    shown = text(render(made))
-    assert "questions" in shown
-    assert "95 % interval" in shown
-    for each in (*made.benchmarks, made.average):
-        assert f"{100 * each.avg.mean:.2f}" in shown  # not cut short
-    assert all(len(line) <= 80 for line in shown.splitlines())
+    made = evaluation("runs/a-rather-long-name-of-a-run-1", seven)
+    for shown in (text(render(made), width), text(render_comparison(compare(made, made)), width)):
+        assert shown.count("\nquestions  ") == {60: 2, 80: 1, 120: 1}[width]  # tables
+        assert "95 % interval" in shown
+        for each in (*made.benchmarks, made.average):
+            assert f"{100 * each.avg.mean:.2f}" in shown  # not cut short
+        assert all(len(line) <= width for line in shown.splitlines())
+    one = text(render(evaluation("m", {"AIME24": marks(1, 0.7)["AIME24"]})), width)
+    assert f"{100 * made.benchmarks[1].avg.mean:.2f} ±" in one  # on one line, where there is room
+
+
+def write(folder: Path, model: str, step: int | None, chance: float, suite: str = "s", samples: int = 8) -> None:
+    folder.mkdir(parents=True)
+    outcomes = {name: rows[:, :samples] for name, rows in marks(step or 0, chance).items()}
+    made = evaluation(model, outcomes, SETTINGS.model_copy(update={"samples": samples}), suite)
+    made.model_copy(update={"step": step}).write(folder)
+
+
+def run_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "recipe.toml").touch()
+    return path
+
+
+def test_a_run_is_compared_by_its_newest_evaluation_that_is_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_folder(Path("run"))
+    write(tmp_path / "evaluations/base/s", "base", None, 0.5)
+    for step, chance in ((9, 0.7), (10, 0.9)):  # as numbers, not as text
+        write(run / f"evaluations/s-step{step}", "run", step, chance)
+    write(run / "evaluations/s-step11", "run", 11, 0.9, samples=4)
+    write(run / "evaluations/t-step12", "run", 12, 0.9, suite="t")
+    before, after = comparable(Path("base"), run)  # a model by its name
+    assert (before.path, after.evaluation.step) == (Path("evaluations/base/s"), 10)
+    assert [each.evaluation.step for each in evaluations_of(run)] == [9, 10, 11, 12]
+    assert comparable(run / "evaluations/s-step9", run)[1].evaluation.step == 10
+    listed = text(render_found(evaluations_of(run)), 60)
+    assert [line.split()[0] for line in listed.splitlines()] == ["step", "9", "10", "11", "12"]
+
+
+def test_evaluations_that_cannot_be_chosen_from_are_listed(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / name) for name in ("a", "b")]
+    with pytest.raises(UserError, match="holds no evaluation; make one: delta eval"):
+        comparable(*runs)
+    for run in runs:
+        write(run / "evaluations/s-step1", run.name, 1, 0.5)
+        write(run / "evaluations/t-step1", run.name, 1, 0.5, suite="t")
+    with pytest.raises(UserError, match="2 ways; name the two evaluations: s-step1, t-step1 against s-step1, t-step1"):
+        comparable(*runs)
+    write(tmp_path / "c/u", "c", 1, 0.5, suite="u")
+    with pytest.raises(UserError, match="no two are of the same suite and settings"):
+        comparable(runs[0], tmp_path / "c")
+    with pytest.raises(UserError, match="no such file or folder"):
+        comparable(tmp_path / "absent", runs[0])

@@ -1,0 +1,84 @@
+"""Evaluations on disk: those of a run or a model, and which two of them can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delta_cli.errors import UserError
+from delta_cli.evaluation.compare import unlike
+from delta_cli.evaluation.results import FILE, Evaluation
+
+FOLDER = "evaluations"  # of a run
+NAMED = 4  # evaluations that a message lists
+
+
+@dataclass(frozen=True)
+class Found:
+    """An evaluation and its folder."""
+
+    path: Path
+    evaluation: Evaluation
+
+    def as_json(self) -> dict[str, Any]:
+        """What tells it from others, and its result."""
+        made = self.evaluation
+        about = made.model_dump(mode="json", include={"model", "step", "suite", "limit", "settings"})
+        return about | {"avg": made.average.avg.mean, "standard_error": made.average.avg.standard_error}
+
+
+def evaluations_of(path: Path) -> list[Found]:
+    """The evaluation at ``path``, or those of the run or model that it names, by suite and step.
+
+    Raises UserError where there is none.
+    """
+    if path.is_file() or (path / FILE).is_file():
+        return [Found(path if path.is_dir() else path.parent, Evaluation.read(path))]
+    if not path.exists() and (Path(FOLDER) / path.name).is_dir():
+        path = Path(FOLDER) / path.name  # where delta eval puts those of a model
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
+    root = path / FOLDER if (path / "recipe.toml").is_file() else path
+    found = [Found(file.parent, Evaluation.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
+    if not found:
+        raise UserError(f"{path}: holds no evaluation; make one: delta eval {path} --data FILE (or --suite NAME)")
+    return sorted(found, key=lambda each: (each.evaluation.suite, each.evaluation.step or 0))
+
+
+def comparable(before: Path, after: Path) -> tuple[Found, Found]:
+    """An evaluation of each that were made alike; of several steps the newest.
+
+    Raises UserError where none are alike, and where they are so on more than one suite or with more than
+    one choice of settings.
+    """
+    first, second = evaluations_of(before), evaluations_of(after)
+    pairs = [(a, b) for a in first for b in second if not unlike(a.evaluation, b.evaluation)]
+    if not pairs:
+        if len(first) == len(second) == 1:
+            return first[0], second[0]  # whose difference the comparison names
+        raise UserError(
+            f"{before} has {_listed(first)}, {after} has {_listed(second)}: no two are of the same suite and settings; "
+            "evaluate both alike"
+        )
+    same = [(a, b) for a, b in pairs if a.evaluation.data == b.evaluation.data]
+    pairs = same or pairs  # else they share some problems
+    kinds = {_kind(a.evaluation) for a, _ in pairs}
+    if len(kinds) > 1:
+        raise UserError(
+            f"{before} and {after} were both evaluated in {len(kinds)} ways; name the two evaluations: "
+            f"{_listed([a for a, _ in pairs])} against {_listed([b for _, b in pairs])}"
+        )
+    return max(pairs, key=lambda pair: (pair[0].evaluation.step or 0, pair[1].evaluation.step or 0))
+
+
+def _kind(evaluation: Evaluation) -> str:
+    """Two evaluations of one kind can be compared."""
+    return f"{evaluation.suite} {evaluation.limit} {evaluation.settings.model_copy(update={'seed': 0})}"
+
+
+def _listed(found: Sequence[Found]) -> str:
+    names = list(dict.fromkeys(each.path.name for each in found))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
