@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,10 +26,16 @@ CHANGEABLE = (
 )
 
 
-def run_folder(recipe: Path | None, chosen: Path | None, resume: bool) -> Path:
-    """The folder asked for; without one the newest run of the recipe to resume, or a new name for it."""
+def run_folder(recipe: Path | None, chosen: Path | None, resume: bool, longer: bool = False) -> Path:
+    """The folder asked for; without one the newest run to resume, or a new name.
+
+    To resume without a recipe it is the newest unfinished run of any recipe, also a finished one where it is to
+    become ``longer``. A person at a terminal is asked first.
+    """
     if chosen is not None:
         return chosen
+    if resume and recipe is None:
+        return _newest_unfinished(longer)
     name = "quickstart" if recipe is None else recipe.stem
     taken = sorted(
         (path for path in RUNS.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdigit()),
@@ -40,6 +47,28 @@ def run_folder(recipe: Path | None, chosen: Path | None, resume: bool) -> Path:
     if not taken:
         raise UserError(f"{RUNS}/{name}-*: there is no run to resume; name its folder with --run-dir")
     return taken[-1]
+
+
+def _newest_unfinished(longer: bool) -> Path:
+    from delta_cli.reporting.runs import find_runs
+
+    runs = [run for run in find_runs(RUNS) if run.state != "damaged"] if RUNS.is_dir() else []
+    if not runs:
+        raise UserError(f"{RUNS}: there is no run to resume; name its folder with --run-dir")
+    open_to = [run for run in runs if run.unfinished or (longer and run.state == "done")]
+    if not open_to:
+        newest = runs[-1]
+        hint = "it is going on" if newest.state == "going" else "to make it longer add --set run.steps=MORE"
+        raise UserError(
+            f"{RUNS}: no run is unfinished; the newest is {newest.path}, step {newest.step} of {newest.steps}: {hint}"
+        )
+    found = open_to[-1]
+    said = f"{found.path}: {found.state} after step {found.step} of {found.steps}"
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        typer.confirm(f"{said}. Go on with it?", default=True, abort=True, err=True)
+    else:
+        typer.echo(f"going on with {said}", err=True)
+    return found.path
 
 
 def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) -> Recipe:

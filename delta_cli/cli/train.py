@@ -34,7 +34,12 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; without one, a new folder below runs/.", show_default=False)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on from the newest whole checkpoint; without a folder, of the newest unfinished run."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the recipe and what it needs; train nothing.")
     ] = False,
@@ -77,7 +82,8 @@ def _choose(
     from delta_cli.cli.choose import recipe_of_run, run_folder
     from delta_cli.recipe import load_recipe
 
-    folder = run_folder(recipe, run_dir, resume)
+    longer = any(override.partition("=")[0].strip() == "run.steps" for override in overrides)
+    folder = run_folder(recipe, run_dir, resume, longer)
     loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
     if not (resume or dry_run) and (folder / "recipe.toml").exists():
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
@@ -106,6 +112,7 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool,
     """Run to the end or until asked to stop; the exit code. The first rank alone prints."""
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
+    from delta_cli.training.ending import recorded_end
     from delta_cli.training.observer import Observer
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
@@ -113,7 +120,10 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool,
     stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
     observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()
     try:
-        with open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer:
+        with (
+            open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer,
+            recorded_end(folder, writes=leads),
+        ):
             trainer.run(resume)
     except Interrupted as interrupted:
         stopped, dropped = interrupted.step, interrupted.dropped

@@ -53,7 +53,7 @@ class RunFolder:
         """Create the folder and keep other processes out; raises UserError where that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=0.5)  # `delta runs` holds it for an instant, to see whether it is free
         except Timeout:
             raise UserError(
                 f"{self.path}: another process is training in this folder; choose another --run-dir"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from rich.console import Console
 
 from delta_cli.cli.choose import recipe_of_run, run_folder
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
+from delta_cli.reporting.runs import RunTable, find_runs
+from delta_cli.training.ending import Ending, ending_of, recorded_end
+from delta_cli.training.trainer import Interrupted
 
 
 @pytest.fixture
@@ -53,9 +60,96 @@ def test_names_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_folder(None, None, resume=False) == Path("runs/quickstart-1")
     with pytest.raises(UserError, match="no run to resume"):
-        run_folder(None, None, resume=True)
+        run_folder(Path("mine.toml"), None, resume=True)
     for name in ("quickstart-2", "quickstart-10", "quickstart-x", "mine-3"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert run_folder(None, None, resume=True) == Path("runs/quickstart-10")
+    assert run_folder(Path("quickstart.toml"), None, resume=True) == Path("runs/quickstart-10")
     assert run_folder(Path("mine.toml"), None, resume=False) == Path("runs/mine-4")
     assert run_folder(None, Path("elsewhere"), resume=True) == Path("elsewhere")
+
+
+def make_run(folder: Path, step: int, ending: str | None, age: float = 0, steps: int = 4) -> Path:
+    """A run that has come to ``step``; its process said ``ending`` last, or nothing."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "model").mkdir()
+    (folder / "recipe.toml").write_text(to_toml(load_recipe(None, [f"run.steps={steps}", "method.preset=dapo"])))
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n + 1}}}\n' for n in range(step)))
+    accuracies = [0.25, 0.75, 0.5]
+    (folder / "evaluations.jsonl").write_text("".join(f'{{"accuracy": {value}}}\n' for value in accuracies))
+    if step == steps:
+        (folder / "model" / "delta.json").write_text(f'{{"format": 1, "step": {step}}}')
+    if ending is not None:
+        (folder / "end.json").write_text(ending)
+    for file in (folder / "recipe.toml", folder / "metrics.jsonl", folder / "checkpoints"):
+        os.utime(file, (1e9 - age, 1e9 - age))
+    return folder
+
+
+def test_runs_are_listed_with_their_state(tmp_path: Path) -> None:
+    make_run(tmp_path / "a/done-1", 4, '{"state": "done"}')
+    make_run(tmp_path / "stopped-1", 2, '{"state": "stopped"}', age=10)
+    make_run(tmp_path / "failed-1", 2, '{"state": "failed", "reason": "UserError: disk"}', age=20)
+    make_run(tmp_path / "died-1", 2, None, age=30)
+    make_run(tmp_path / "longer-1", 2, '{"state": "done"}', age=40)  # its recipe was given more steps
+    going = make_run(tmp_path / "going-1", 2, None, age=50)
+    make_run(tmp_path / "broken-1", 2, None, age=60).joinpath("metrics.jsonl").write_text("no json\n")
+    (tmp_path / "no-run").mkdir()
+    with FileLock(going / ".lock"):
+        found = find_runs(tmp_path)
+    by_name = {run.path.name: run for run in found}
+    states = {name: run.state for name, run in by_name.items()}
+    assert states == {
+        "broken-1": "damaged",
+        "going-1": "going",
+        "longer-1": "stopped",
+        "died-1": "died",
+        "failed-1": "failed",
+        "stopped-1": "stopped",
+        "done-1": "done",
+    }
+    assert [run.path.name for run in found if run.path.name != "broken-1"][-1] == "done-1"  # changed last
+    done = by_name["done-1"]
+    assert (done.method, done.model, done.step, done.steps, done.accuracy, done.best) == (
+        *("dapo", "tiny-base", 4, 4),
+        *(0.5, 0.75),
+    )
+    console = Console(file=StringIO(), width=60, color_system=None)
+    console.print(RunTable(found))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "UserError: disk" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_resuming_without_a_folder_takes_the_newest_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no run to resume"):
+        run_folder(None, None, resume=True)
+    make_run(Path("runs/mine-1"), 4, '{"state": "done"}')
+    with pytest.raises(
+        UserError, match=r"no run is unfinished; the newest is runs/mine-1, step 4 of 4.*run.steps=MORE"
+    ):
+        run_folder(None, None, resume=True)
+    assert run_folder(None, None, resume=True, longer=True) == Path("runs/mine-1")
+    make_run(Path("runs/old-1"), 2, '{"state": "stopped"}', age=20)
+    make_run(Path("runs/new-1"), 3, None, age=10)
+    assert run_folder(None, None, resume=True) == Path("runs/new-1")
+    assert "going on with runs/new-1: died after step 3 of 4" in capsys.readouterr().err
+    with FileLock("runs/new-1/.lock"):
+        assert run_folder(None, None, resume=True) == Path("runs/old-1")
+
+
+def test_the_end_of_a_run_is_written_as_it_is(tmp_path: Path) -> None:
+    with recorded_end(tmp_path):
+        assert ending_of(tmp_path) is None  # while it goes on, and if it is killed
+    assert ending_of(tmp_path) == Ending("done")
+    with pytest.raises(Interrupted), recorded_end(tmp_path):
+        raise Interrupted(3)
+    assert ending_of(tmp_path) == Ending("stopped")
+    with pytest.raises(UserError), recorded_end(tmp_path):
+        raise UserError("a disk that is full")
+    assert ending_of(tmp_path) == Ending("failed", "UserError: a disk that is full")
+    with recorded_end(tmp_path, writes=False):
+        pass
+    assert ending_of(tmp_path) == Ending("failed", "UserError: a disk that is full")
