@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ def rows(source: str, config: str | None, split: str, columns: set[str], files: 
         return _hub_rows(str(path), config, split, columns)
     if source.endswith(SUFFIXES):
         if not path.is_file():
-            raise UserError(f"data.source: {source}: no such file")
+            raise UserError(f"data.source: {source}: no such file{_beside(path)}")
         return _file_rows(path, columns)
     if path.is_file():
         raise UserError(f"data.source: {source}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
@@ -39,6 +41,36 @@ def rows(source: str, config: str | None, split: str, columns: set[str], files: 
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise UserError(f"data.source: {source}: no such file or folder")
     return _hub_rows(source, config, split, columns)
+
+
+def first_rows(source: str, count: int) -> list[Row]:
+    """The first rows of a local file, with every column. Raises UserError as ``rows`` does."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise UserError(f"{source}: no such file{_beside(path)}")
+    if not source.endswith(SUFFIXES):
+        raise UserError(f"{source}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
+    if path.suffix == ".parquet":
+        return [row for _, row in islice(_parquet_rows(path, set(_parquet_columns(path))), count)]
+    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, _jsonl_rows)
+    return [row for _, row in islice(read(path), count)]
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return list(parquet.read_schema(path).names)
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+
+
+def _beside(path: Path) -> str:
+    """A hint at a file with a similar name."""
+    folder = path.parent
+    names = [file.name for file in folder.iterdir() if file.name.endswith(SUFFIXES)] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return f"; did you mean {folder / close[0]}?" if close else ""
 
 
 def _file_rows(path: Path, columns: set[str]) -> Located:

@@ -62,6 +62,11 @@ class Tokenizer:
         _check_ends(tokenizer.eos_ids, configs["config.json"], folder)
         return tokenizer
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
     def encode(self, text: str, special: bool = True) -> Ids:
         """Token ids, int64. ``special`` adds what the tokenizer puts around a text, e.g. a begin-of-sequence."""
         return np.array(self._core.encode(text, add_special_tokens=special).ids, dtype=np.int64)

@@ -52,15 +52,16 @@ def _write_section(section: BaseModel, name: str, lines: list[str]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, BaseModel)}
     if name:
         lines += ["", f"[{name}]"]
-    lines += [f"{key} = {_toml_value(value)}" for key, value in plain.items() if value is not None]
+    lines += [f"{key} = {toml_value(value)}" for key, value in plain.items() if value is not None]
     for key, value in values.items():
         if isinstance(value, BaseModel):
             _write_section(value, f"{name}.{key}" if name else key, lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     # TOML's basic strings escape as JSON's do, but for the delete character.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -79,7 +80,7 @@ def _describe(name: str, field: Any) -> KeyReference:
     return KeyReference(
         name=name,
         type=types,
-        default="" if absent else _toml_value(default),
+        default="" if absent else toml_value(default),
         allowed=", ".join(choices) if choices else " and ".join(limits),
         unit=(field.json_schema_extra or {}).get("unit", ""),
         description=field.description,

@@ -1,0 +1,107 @@
+"""``delta init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delta_cli.cli import app
+from delta_cli.errors import NotFetchedError, UserError
+
+if TYPE_CHECKING:
+    from delta_cli.data.tokenizer import Tokenizer
+
+WIDTH = 42  # of a command that leaves room for its purpose beside it
+
+
+@app.command()
+def init(
+    data: Annotated[
+        str | None, typer.Option(help="Data file or hub name; without it, the one here.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model folder, hub name or tiny-base; without it, the one here.", show_default=False),
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="Column of the question.", show_default=False)] = None,
+    answer: Annotated[str | None, typer.Option(help="Column of the answer.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The recipe to write; without it, named after the data.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a commented starter recipe for your own data and model, and say what to run next."""
+    from delta_cli.cli.choose import run_folder
+    from delta_cli.doctor.starter import Start, starter
+    from delta_cli.recipe import load_recipe
+    from delta_cli.training.run_folder import writing
+
+    source = data or _only_data()
+    chosen = model or _only_model()
+    file = out or Path(f"{_stem(source)}.toml")
+    if file.suffix != ".toml":
+        raise UserError(f"--out {file}: the name of a recipe ends in .toml")
+    if file.exists():
+        raise UserError(f"{file}: is there already; give another name with --out, or remove it")
+    text = starter(Start(source, chosen, question, answer), file.name, _tokenizer(chosen))
+    with writing(file):
+        file.write_text(text, encoding="utf-8")
+    loaded = load_recipe(file)  # what was written can be trained from
+    columns = f"question = {loaded.data.question}, answer = {loaded.data.answer}" if loaded.data.question else "its own"
+    typer.echo(f"data    {source}: columns {columns}; reward {loaded.reward.kind}")
+    typer.echo(f"model   {chosen}: prompts by template {loaded.data.template}")
+    typer.echo(f"recipe  {file}: look through it, then run what follows\n")
+    commands = _commands(file, run_folder(file, None, resume=False))
+    width = max(len(line) for line, _ in commands)
+    for number, (line, why) in enumerate(commands, start=1):
+        typer.echo(f"{number}  {line:<{width}}  {why}" if width <= WIDTH else f"{number}  {line}\n   {why}")
+
+
+def _commands(file: Path, run: Path) -> list[tuple[str, str]]:
+    """What leads from a data file to a model that can be used."""
+    return [
+        ("delta init", "done"),
+        (f"delta doctor {file}", "checks data, model, memory"),
+        (f"delta train {file}", "Ctrl-C saves; --resume goes on"),
+        (f"delta report {run}", "a page of what happened"),
+        (f"delta export {run} {file.stem}-model", "a model folder to use"),
+    ]
+
+
+def _only_data() -> str:
+    from delta_cli.data.sources import SUFFIXES
+
+    found = sorted(file.name for file in Path().iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
+    return _only(found, "--data", "data file", f"({', '.join(SUFFIXES)})")
+
+
+def _only_model() -> str:
+    found = sorted(f"./{file.parent.name}" for file in Path().glob("*/config.json"))
+    return _only(found, "--model", "model folder", "(with a config.json); to try things out: --model tiny-base")
+
+
+def _only(found: list[str], option: str, what: str, which: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"there are {len(found)} {what}s here, {', '.join(found[:5])}; choose one with {option}")
+    raise UserError(f"there is no {what} here {which}; name one with {option}")
+
+
+def _stem(source: str) -> str:
+    """A recipe's name: letters, digits and dashes of the data's."""
+    stem = Path(source).name.partition(".")[0]
+    return "".join(char if char.isalnum() or char in "-_" else "-" for char in stem) or "recipe"
+
+
+def _tokenizer(model: str) -> Tokenizer | None:
+    """The model's, where it is here or can be fetched."""
+    from delta_cli.assets import model_path
+    from delta_cli.data.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer.load(model_path(model))
+    except NotFetchedError as error:
+        typer.echo(f"{error}; the recipe is written without a look at it", err=True)
+        return None
