@@ -26,6 +26,6 @@ def rank_and_size() -> tuple[int, int]:
         return int(os.environ.get("RANK", "0")), int(os.environ["WORLD_SIZE"])
     for variable in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):  # the ring's addresses, or JACCL's devices: one entry a rank
         if variable in os.environ and "MLX_RANK" in os.environ:
-            entries = json.loads(Path(os.environ[variable]).read_text(encoding="utf-8"))
-            return int(os.environ["MLX_RANK"]), len(entries)
+            entries = Path(os.environ[variable]).read_text(encoding="utf-8")
+            return int(os.environ["MLX_RANK"]), len(json.loads(entries)) if entries.strip() else 1  # -n 1 writes none
     return 0, 1

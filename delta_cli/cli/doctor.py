@@ -27,7 +27,9 @@ def doctor(
         str | None, typer.Option(help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing.")
     ] = None,
     processes: Annotated[int | None, typer.Option(help="With --gpu: how many; without it, the recipe's.")] = None,
-    engine: Annotated[str | None, typer.Option(help="With --gpu: what draws, local or vllm.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="With --gpu: what draws, local or vllm; without it, the recipe's.")
+    ] = None,
     mean_tokens: Annotated[int | None, typer.Option(help="With --gpu: mean length of a response.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
 ) -> None:
@@ -47,7 +49,7 @@ def doctor(
             raise typer.Exit(1)
         return
     count = loaded.parallel.processes if processes is None else processes
-    _plan(loaded, path.name, gpu, count, engine or "local", mean_tokens, json)
+    _plan(loaded, path.name, gpu, count, engine or loaded.engine.kind, mean_tokens, json)
 
 
 def _plan(

@@ -27,8 +27,8 @@ ASSUMPTIONS = (
     f"PyTorch launches a layer's kernels from Python in {EAGER_LAYER * 1e3:g} ms (about fifty of them at 10 µs), which "
     "a forward cannot beat, nor the two products of a backward each.",
     "The local engine pads keys to the longest response under way. It gathers whole weights on every GPU, so that "
-    "processes may draw at their own pace, and so does the export of the model, vLLM's included. What is trained is "
-    "gathered in float32, and autocast keeps the casts of all layers until a forward ends.",
+    "processes may draw at their own pace: what is trained in float32, its bfloat16 casts beside it. The export of the "
+    "model, vLLM's included, puts together one matrix after the other; the first process's host holds the result.",
     f"vLLM takes {ENGINE_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs, scheduler), reads no padding, has "
     f"at most {ENGINE_SEQUENCES} responses under way, sleeps outside drawing, and splits the weights over 2, 4 or 8 "
     f"GPUs where one is too small. New weights reach it through files, at {DISK / 1e9:g} GB/s.",

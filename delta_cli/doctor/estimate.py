@@ -92,9 +92,10 @@ def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: La
 def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) -> list[Item]:
     """The weights that layers compute with: cast where they rest in float32, gathered where they rest in parts.
 
-    Drawing and the export of the model gather all of them. In scoring and in a fully sharded update there are two
-    layers (one at work, the next on its way), the embeddings and the head. What is trained is gathered in
-    float32, and autocast keeps a cast of every layer until a forward ends.
+    Drawing gathers all of them, the export one matrix after the other. In scoring and in a fully sharded update there
+    are two layers (one at work, the next on its way), the embeddings and the head. What is trained is gathered in
+    float32; a cast lives for its product, those of the update until the backward of their layer, and while drawing
+    all of them stay.
     """
     half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
     if layout.parts == 1:
@@ -104,17 +105,22 @@ def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) ->
     ends = count - shape.layers * shape.layer_matrices
     working = 2 * shape.layer_matrices + ends if layout.sharding == "full" else count
     every, several = f"{_many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
-    sizes: dict[Phase, int] = {"rollout": count, "score": working, "update": working, "export": count}
+    sizes: dict[Phase, int] = {"rollout": count, "score": working, "update": working}
     items = [
         Item("weights, gathered", width * size, phase, every if size == count else several, "a smaller model")
         for phase, size in sizes.items()
     ]
+    largest = shape.vocabulary * shape.hidden
+    items.append(Item("weights, gathered", width * largest, "export", "one matrix after the other", "a smaller model"))
     if lora is None:
         size, how = FLOAT * (shape.layer_matrices + ends), "of a layer, embeddings and head, before they are scattered"
         items.append(Item("gradient, whole", size, "update", how))
     if half and lora is None:
-        how = f"{_many(count)} cast to bfloat16, 2 bytes, until a forward ends"
-        items += [Item("compute copy", 2 * count, phase, how, smaller) for phase in ("rollout", "score", "update")]
+        layer, kept = shape.layer_matrices, recipe.model.gradient_checkpointing
+        casts: dict[Phase, int] = {"rollout": count, "score": layer, "update": layer if kept else count}
+        for phase, size in casts.items():
+            how = f"{_many(size) if size == count else 'of a layer'}, cast to bfloat16, 2 bytes"
+            items.append(Item("compute copy", 2 * size, phase, how, smaller))
     return items
 
 

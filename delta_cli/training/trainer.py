@@ -269,7 +269,7 @@ class Trainer:
             if damaged:
                 raise UserError(f"{self.folder.checkpoints}: no checkpoint is whole ({damaged[0]}); start a new run")
             return None
-        state = checkpoint.read_state(found)
+        state: checkpoint.State = from_first(self.ranks, checkpoint.read_state(found) if self.ranks.rank == 0 else None)
         if state.data != self.state.data:
             raise UserError(
                 f"{found}: the problems of {self.recipe.data.source} are not those this run began with; put the data "
