@@ -21,6 +21,7 @@ from delta_cli.doctor.question import ENGINES, Engine, Question
 from delta_cli.doctor.shapes import KNOWN, shape_of
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
 from delta_cli.recipe.loading import section_of
+from delta_cli.study.plan import load_study
 from delta_cli.training.metrics import METRICS
 from delta_cli.training.tripwires import TRIPWIRES
 
@@ -37,6 +38,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics(),
         "memory.md": memory(),
         "scale.md": scale(),
+        "paper_hours.md": paper_hours(),
     }
 
 
@@ -175,6 +177,72 @@ delta doctor recipes/qwen3_8b.toml --gpu h200 --processes 16 --set model.path=Qw
 The engine "local" is the trainer's own slots; "vllm" is vLLM on the same GPUs. On more than one GPU weights, gradients
 and moments are sharded (FSDP2). Fewest GPUs that fit, and hours of the recipe's 220 steps on 64:
 """
+
+
+PAPER_HOURS = """# How long the paper's tables take
+
+Hours on one machine of 8 GPUs, by the arithmetic of [scale.md](scale.md) and its assumptions: **nothing was run on
+a GPU**. A run has 220 steps. Its evaluations are AIME25 avg@8 every 4 steps and the measurement of the chosen
+checkpoint, with responses as long as in training: a quarter of their limit on average. Runs that two studies share
+(`dapo` and `delta` at 8B) are counted in both.
+"""
+PAPER_GPUS = ("h200", "b200")
+PAPER_PROBLEMS = {"math7": 6 * 30 + 33, "math4": 3 * 30 + 33, "ood2": 198 + 600}  # code3's window has no fixed count
+AIME25 = (30, 8)  # problems and samples of a training run's evaluations
+
+
+def paper_hours() -> str:
+    """What each of the paper's studies would take on 8 GPUs."""
+    parts = [HEAD, PAPER_HOURS]
+    for gpu in PAPER_GPUS:
+        header = ("study", "runs", "local: training", "local: evaluations", "vllm: training", "vllm: evaluations")
+        parts += [
+            f"## 8 × {gpu}\n",
+            _table(header, (_study_hours(file, gpu) for file in sorted(RECIPES.glob("paper_*")))),
+        ]
+    return "\n".join(parts)
+
+
+def _study_hours(file: Path, gpu: str) -> tuple[str, ...]:
+    if "arms" not in file.read_text(encoding="utf-8"):  # a recipe
+        plans = [_hours(load_recipe(file), gpu, engine, None) for engine in ENGINES.values()]
+        return f"`{file.name}`", "1", *(f"{hours:,.0f}" for pair in plans for hours in pair)
+    study = load_study(file)
+    assert study.measure is not None
+    suite = study.suite(file.parent)
+    measured = (PAPER_PROBLEMS.get(suite.name), suite.settings.samples)
+    cells = []
+    for engine in ENGINES.values():
+        recipes = [study.recipe_of(arm, 0, file.parent) for arm in study.arms]
+        found = [_hours(recipe, gpu, engine, measured, trained=study.runs_of is None) for recipe in recipes]
+        training, evaluations = map(sum, zip(*found, strict=True))
+        known = measured[0] is not None
+        cells += ["–" if study.runs_of else f"{training:,.0f}", f"{evaluations:,.0f}" if known else "not counted"]
+    return f"`{file.name}`", "none" if study.runs_of else str(len(study.arms)), *cells
+
+
+def _hours(
+    recipe: Recipe, gpu: str, engine: Engine, measured: tuple[int | None, int] | None, trained: bool = True
+) -> tuple[float, float]:
+    """Of a run's training, and of its evaluations, with ``measured`` problems and samples at its end."""
+    asked = Question(recipe, *shape_of(recipe.model.path), GPUS[gpu], 8, engine=engine)
+    evaluations = 0.0
+    if trained:
+        evaluations += _drawing(asked, *AIME25) * (recipe.run.steps // recipe.evaluation.every)
+    if measured is not None and measured[0] is not None:
+        evaluations += _drawing(asked, measured[0], measured[1])
+    found = plan(fitted(asked))
+    assert found.fits, f"{recipe.model.path} on {gpu}"
+    return found.hours, evaluations / 3600
+
+
+def _drawing(asked: Question, problems: int, samples: int) -> float:
+    """Seconds of drawing so many problems' responses."""
+    rollout = asked.recipe.rollout.model_copy(update={"prompts": problems, "responses": samples})
+    recipe = asked.recipe.model_copy(update={"rollout": rollout})
+    return next(
+        phase.seconds for phase in plan(fitted(replace(asked, recipe=recipe))).phases if phase.name == "drawing"
+    )
 
 
 def _plans(model: str, gpu: str, engine: Engine, counts: Iterable[int] = SCALE_COUNTS) -> list[Plan]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from delta_cli.data.problem import Problem
-from delta_cli.rewards import math_reward
+from delta_cli.rewards import lenient, math_reward
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.lenient import math_verify_reward, public_reward
 from delta_cli.rewards.spec import RewardSpec
@@ -92,3 +92,13 @@ def test_the_grader_uses_them_in_its_workers(kind: str) -> None:
         wrong = grader.submit(r"\boxed{51}", problem, 3, False).result()
     assert (verdict.correct, verdict.failure) == (True, None)
     assert (wrong.correct, wrong.failure) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "truth", "accepting"),
+    [("abc.", "abc", "_same_text"), ("2**3", "8", "_same_symbols"), ("ab", "b*a", "_same_by_library")],
+)
+def test_each_of_the_public_rules_graders_suffices(given: str, truth: str, accepting: str) -> None:
+    graders = ("_same_text", "_same_symbols", "_same_by_library")
+    assert [name for name in graders if getattr(lenient, name)(truth, given)] == [accepting]
+    assert public_reward(f"\\boxed{{{given}}}", truth) == 1.0
