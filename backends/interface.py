@@ -125,8 +125,8 @@ class RolloutRequest:
 
     ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so
     that a response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few
-    tokens; what it raises ends the drawing. ``entropies`` asks for those of the tokens' distributions, of
-    engines that know them.
+    tokens; what it raises ends the drawing. ``entropies`` and ``proxy`` ask for what else is known of the tokens
+    as they are drawn, of engines that know it.
     """
 
     prompts: tuple[Ids, ...]  # P, of at least one id each
@@ -134,6 +134,7 @@ class RolloutRequest:
     rows: Ids | None = None  # [R] = [P · samples]
     interrupt: Callable[[], None] = _nothing
     entropies: bool = False
+    proxy: Proxy | None = None
 
     def __post_init__(self) -> None:
         if self.rows is not None and len(self.rows) != len(self):
@@ -156,8 +157,9 @@ class Completions:
     ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
     ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token;
     ``version`` is that of the weights they were drawn from;
-    ``entropies`` are those of the distributions that ``logprobs`` are of, where they were asked for and the
-    engine knows them.
+    ``entropies`` are those of the distributions that ``logprobs`` are of, and ``features`` what scoring would have
+    made, where they were asked for, the engine knows them, and there is room for the features of all tokens within
+    the budgets.
     """
 
     tokens: Ids  # [N]
@@ -166,6 +168,7 @@ class Completions:
     truncated: Bools  # [R]
     version: int = 0
     entropies: Floats | None = None  # [N] float32, nats
+    features: Features | None = None  # of N tokens
 
 
 def starts_of(lengths: Sequence[int] | Ids) -> Ids:

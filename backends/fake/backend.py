@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from backends.engine import LocalEngine
 from backends.fake import folder as model_folder
 from backends.fake.optimizer import AdamW
 from backends.fake.qwen3 import Array, Back, Qwen3, Weights
-from backends.fake.sampling import generate, log_softmax
+from backends.fake.sampling import Response, generate, log_softmax
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -89,22 +89,24 @@ class FakeEngine(LocalEngine):
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         count = len(request)
-        finished: dict[int, tuple[Ids, Floats, Floats]] = {}
+        finished: dict[int, Response] = {}
         for first in range(0, count, self.settings.rollout_batch):
             places = np.arange(first, min(first + self.settings.rollout_batch, count))
-            finished |= generate(self.model, request, places, on_finished)
-        tokens = [finished[place][0] for place in range(count)]
-        logprobs, entropies = (
-            np.concatenate([np.zeros(0), *(finished[place][part] for place in range(count))]).astype(np.float32)
-            for part in (1, 2)
-        )
+            finished |= generate(self.model, request, places, on_finished, self._vectors)
+        responses = [finished[place] for place in range(count)]
+        tokens = [response.tokens for response in responses]
+        features = None
+        if request.proxy:
+            nothing = np.zeros((0, self.model.config.hidden))
+            features = FakeFeatures(np.concatenate([nothing, *(response.vectors for response in responses)]))
         return Completions(
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
             starts=starts_of([len(part) for part in tokens]),
-            logprobs=logprobs,
+            logprobs=_float32([response.logprobs for response in responses]),
             truncated=np.array([part[-1] not in request.sampling.stop_ids for part in tokens], dtype=bool),
             version=self.version,
-            entropies=entropies if request.entropies else None,
+            entropies=_float32([response.entropies for response in responses]) if request.entropies else None,
+            features=features,
         )
 
     # --------------------------------------------------------------------------------- score
@@ -258,3 +260,7 @@ class FakeEngine(LocalEngine):
     def close(self) -> None:
         self.model.weights, self.model.grads, self.initial = {}, {}, {}
         self.optimizer.mean, self.optimizer.square = {}, {}
+
+
+def _float32(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate([np.zeros(0), *parts]).astype(np.float32)

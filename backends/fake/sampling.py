@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from backends.batching import uniforms
 from backends.fake.qwen3 import Array, Cache, Qwen3
-from backends.interface import Floats, Ids, OnFinished, RolloutRequest
+from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest
+
+Features = Callable[[Proxy, Array, Array, Ids], Array]  # of states [n, H], log-probabilities [n, V] and tokens [n]
 
 
 def log_softmax(logits: Array) -> Array:
@@ -37,15 +40,26 @@ def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
     return drawn
 
 
+@dataclass(frozen=True)
+class Response:
+    """A response of n tokens."""
+
+    tokens: Ids  # [n]
+    logprobs: Floats  # [n]
+    entropies: Floats  # [n]
+    vectors: Floats  # [n, H] features, or [n, 0]
+
+
 def generate(
-    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None
-) -> dict[int, tuple[Ids, Floats, Floats]]:
-    """Tokens, log-probabilities and entropies of the responses ``rows``; row r answers prompt r // samples."""
+    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: Features
+) -> dict[int, Response]:
+    """The responses ``rows``; row r answers prompt r // samples. ``features`` makes them of what is drawn."""
     sampling, seeds = request.sampling, request.global_rows[rows]
     noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
     tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
     logprobs, entropies = np.zeros((2, len(rows), sampling.max_tokens))
-    finished: dict[int, tuple[Ids, Floats, Floats]] = {}
+    vectors = np.zeros((*tokens.shape, model.config.hidden if request.proxy else 0))
+    finished: dict[int, Response] = {}
     hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
     active = np.arange(len(rows))  # what is left of the batch, as indices into rows
     for count in range(1, sampling.max_tokens + 1):
@@ -56,9 +70,13 @@ def generate(
         tokens[active, count - 1] = token
         logprobs[active, count - 1] = logp[np.arange(len(token)), token]
         entropies[active, count - 1] = -(np.exp(logp) * logp).sum(1)
+        if request.proxy:
+            vectors[active, count - 1] = features(request.proxy, hidden, logp, token)
         stopped = np.isin(token, sampling.stop_ids) | (count == sampling.max_tokens)
         for i in active[stopped]:
-            finished[int(rows[i])] = tokens[i, :count], logprobs[i, :count], entropies[i, :count]
+            finished[int(rows[i])] = Response(
+                tokens[i, :count], logprobs[i, :count], entropies[i, :count], vectors[i, :count]
+            )
             if on_finished is not None:
                 on_finished(int(rows[i]), tokens[i, :count])
         if stopped.all():

@@ -32,7 +32,7 @@ from backends.interface import (
 from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
-from backends.mlx.features import FeatureStore, MlxFeatures
+from backends.mlx.features import Collector, FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
@@ -82,7 +82,8 @@ class MlxEngine(LocalEngine):
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
-        rollout = Rollout(self.policy, request, self._rollout_batch, self.version)
+        collector = self._collector(request) if request.proxy else None
+        rollout = Rollout(self.policy, request, self._rollout_batch, self.version, collector)
         while True:
             try:
                 return rollout.run(on_finished)
@@ -113,6 +114,10 @@ class MlxEngine(LocalEngine):
             return Scores(logps, entropies, None)
         scale = -np.expm1(logps) if proxy.kind == "output_row" else np.ones(count)  # 1 − p, exact where p is near 1
         return Scores(logps, entropies, MlxFeatures(store, scale.astype(np.float64)))
+
+    def _collector(self, request: RolloutRequest) -> Collector:
+        budgets = self.settings.feature_bytes, self.settings.feature_host_bytes
+        return Collector(self.policy.head().width, self.dtype, budgets)
 
     def _store(self, head: Head, sequences: Sequences, proxy: Proxy) -> FeatureStore:
         budgets = self.settings.feature_bytes, self.settings.feature_host_bytes

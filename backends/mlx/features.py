@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -117,6 +117,68 @@ class MlxFeatures:
         if kept < last:
             result += self.store.recompute(kept, last, total)
         return result
+
+
+JOIN = 4096  # rows that are drawn a few at a time are joined so many together
+
+
+class Collector:
+    """Keeps rows of tokens as they are drawn, on the device and then on the host within budgets.
+
+    What is drawn beyond both is not kept, and then there are no features: a forward makes them all.
+    """
+
+    def __init__(self, width: int, dtype: mx.Dtype, budgets: tuple[int, int]) -> None:
+        self.dtype = dtype
+        self._width, self._budgets = width, budgets
+        device, host = (budget // (width * dtype.size) for budget in budgets)
+        self._limits = device, device + host  # rows on the device, and on both
+        self._used = 0
+        self._open: list[tuple[list[tuple[int, int]], mx.array]] = []
+        self._joined: list[tuple[list[tuple[int, int]], Stored]] = []
+
+    def put(self, tokens: list[tuple[int, int]], rows: mx.array, kept: list[int]) -> None:
+        """Keep rows[kept]: those of ``tokens``, each a response and which token of it."""
+        before, self._used = self._used, self._used + len(tokens)
+        if self._used > self._limits[1]:
+            self._open, self._joined = [], []
+            return
+        mine = rows if len(kept) == len(rows) else rows[mx.array(kept, dtype=mx.int32)]
+        mx.async_eval(mine)
+        if tokens:
+            self._open.append((tokens, mine))
+        if sum(len(each) for each, _ in self._open) >= JOIN:
+            self._join(on_host=before >= self._limits[0])
+
+    def discard(self, responses: Set[int]) -> None:
+        """Forget what was kept of responses that are begun again."""
+        for tokens in (*(tokens for tokens, _ in self._open), *(tokens for tokens, _ in self._joined)):
+            tokens[:] = [(-1, 0) if token[0] in responses else token for token in tokens]
+
+    def features(self, starts: Ids, scale: Floats) -> MlxFeatures | None:
+        """Those of all tokens, with a factor each [N]; None where some were not kept."""
+        if self._used > self._limits[1]:
+            return None
+        self._join(on_host=self._used > self._limits[0])
+        chunks: list[tuple[Ids, Stored]] = []
+        for tokens, rows in self._joined:
+            response, at = np.array(tokens).T
+            chunks.append((np.where(response < 0, -1, starts[response] + at), rows))
+        # Every token is here, whatever the budgets: there is nothing to compute again.
+        kept = FeatureStore(self._width, self.dtype, (len(scale) * self._width * self.dtype.size, 0), _never, chunks)
+        return MlxFeatures(kept, scale)
+
+    def _join(self, *, on_host: bool) -> None:
+        if self._open:
+            rows = mx.concatenate([rows for _, rows in self._open])
+            mx.eval(rows)
+            tokens = [token for tokens, _ in self._open for token in tokens]
+            self._joined.append((tokens, to_host(rows) if on_host else rows))
+            self._open = []
+
+
+def _never(start: int, stop: int, reduce: Callable[[Rows], Floats]) -> Floats:
+    raise AssertionError(f"tokens {start} to {stop} were kept")
 
 
 def to_host(values: mx.array) -> Stored:

@@ -13,7 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
 from backends.interface import Completions, Floats, OnFinished, RolloutRequest, starts_of
-from backends.mlx.head import entropy, pick
+from backends.mlx.features import Collector
+from backends.mlx.head import entropy, pick, proxies
 from backends.mlx.model import Policy
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
@@ -30,18 +31,23 @@ class Rollout:
     in one ``next()`` are returned by the following one.
     """
 
-    def __init__(self, policy: Policy, request: RolloutRequest, batch: int, version: int) -> None:
+    def __init__(
+        self, policy: Policy, request: RolloutRequest, batch: int, version: int, collector: Collector | None = None
+    ) -> None:
         self.model = policy.model
         self.trunk, self.head = policy.trunk, policy.head()
         self.request = request
         self.sampling = request.sampling
         self.version = version  # of the model's weights
+        self.collector = collector  # of the features that the request asks for
+        self.hidden = mx.zeros((0, 0))  # [B, H] of the last forward: what the sampler is asked about next
         self.batch = batch
         self.entering: deque[int] = deque()  # inserted, first token not drawn yet
         self.active: list[int] = []  # being decoded, in the generator's order
         self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
         self.inserted: list[int] = []  # rows by the generator's ids, which count from 0
-        self.drawn: list[tuple[list[int], mx.array]] = []  # rows and numbers [k, B] of the tokens on their way
+        # rows, numbers [k, B] and rows of features [B, H] of the tokens on their way
+        self.drawn: list[tuple[list[int], mx.array, mx.array | None]] = []
         self.noise: dict[int, Floats] = {}
         self.tokens: dict[int, list[int]] = {}
         self.numbers: dict[int, list[list[float]]] = {}  # log-probability of each token and, where asked for, entropy
@@ -64,6 +70,8 @@ class Rollout:
         self.entering.clear()
         for unfinished in (self.active, self.decoding, self.inserted, self.drawn):
             unfinished.clear()
+        if self.collector:
+            self.collector.discard(self.tokens.keys() - self.truncated.keys())
         waiting = self._prefilled()
         rows = len(self.request)
         try:
@@ -123,9 +131,14 @@ class Rollout:
         _, responses = self.generator.next()
         numbers = {
             row: value
-            for rows, values in arriving
+            for rows, values, _ in arriving
             for row, value in zip(rows, np.array(values).T.tolist(), strict=True)
         }
+        returned = {self.inserted[response.uid] for response in responses}
+        for rows, _, features in arriving:
+            if self.collector and features is not None:
+                kept = [place for place, row in enumerate(rows) if row in returned]
+                self.collector.put([(rows[place], len(self.tokens[rows[place]])) for place in kept], features, kept)
         finished = []
         for response in responses:
             row = self.inserted[response.uid]
@@ -140,7 +153,9 @@ class Rollout:
 
     def _logits(self, ids: mx.array, cache: Any) -> mx.array:
         """What the generator takes for the model: with the head of scoring, in the float32 that it normalises in."""
-        return self.head.logits(self.trunk(ids, cache=cache))
+        hidden = self.trunk(ids, cache=cache)
+        self.hidden = hidden[:, -1, :]
+        return self.head.logits(hidden)
 
     def _sample(self, logprobs: mx.array) -> mx.array:
         """One token for every row of log-probabilities [B, V]."""
@@ -158,15 +173,23 @@ class Rollout:
             noise = mx.array(np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows]))
             tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), noise)
         numbers = [pick(logprobs, tokens)] + ([entropy(logprobs)] if self.request.entropies else [])
-        stacked = mx.stack(numbers)
+        stacked, features = mx.stack(numbers), None
+        if self.collector and self.request.proxy:
+            hidden = self.hidden.astype(self.collector.dtype)
+            features = proxies(self.head, hidden, tokens, logprobs, self.request.proxy).astype(self.collector.dtype)
+            mx.async_eval(features)
         mx.async_eval(stacked)
-        self.drawn.append((rows, stacked))
+        self.drawn.append((rows, stacked, features))
         return tokens
 
     def _completions(self, rows: int) -> Completions:
         lengths = [len(self.tokens[row]) for row in range(rows)]
         numbers = np.array([each for row in range(rows) for each in self.numbers[row]], dtype=np.float32)
         columns = numbers.reshape(sum(lengths), 1 + self.request.entropies).T.copy()
+        features = None
+        if self.collector and self.request.proxy:
+            scale = -np.expm1(columns[0]) if self.request.proxy.kind == "output_row" else np.ones(sum(lengths))
+            features = self.collector.features(starts_of(lengths), scale.astype(np.float64))
         return Completions(
             tokens=np.array([token for row in range(rows) for token in self.tokens[row]], dtype=np.int64),
             starts=starts_of(lengths),
@@ -174,6 +197,7 @@ class Rollout:
             truncated=np.array([self.truncated[row] for row in range(rows)], dtype=bool),
             version=self.version,
             entropies=columns[1] if self.request.entropies else None,
+            features=features,
         )
 
 

@@ -33,7 +33,7 @@ from backends.interface import (
 from backends.process import peak_resident
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
-from backends.torch.features import TorchFeatures
+from backends.torch.features import Collector, TorchFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
@@ -100,6 +100,7 @@ class TorchEngine(LocalEngine):
             prefill_tokens=self.recovery.tokens,
             head_chunk=self.settings.head_chunk_tokens,
             version=self.version,
+            collector=self._collector(request) if request.proxy else None,
         )
         try:
             return rollout.run()
@@ -113,6 +114,16 @@ class TorchEngine(LocalEngine):
         finally:
             self._cache_token_limit = rollout.cache_token_limit
             self._free_cache()
+
+    def _collector(self, request: RolloutRequest) -> Collector:
+        settings, policy = self.settings, self._policy
+        return Collector(
+            policy.head_weight.shape[1],
+            policy.dtype,
+            self._device,
+            (settings.feature_bytes, settings.feature_host_bytes),
+            len(request) * request.sampling.max_tokens,
+        )
 
     # ---------------------------------------------------------------------------------- scoring
 

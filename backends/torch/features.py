@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,26 +18,75 @@ _CHUNK = 1024  # tokens whose rows are float64 at a time
 # and keeps it for one of the same size, so one large block could take twice its budget, and those of several
 # sizes would pile up.
 _PIECE_BYTES = 2**30
+_DRAWN_BYTES = 2**26  # memory for rows that are drawn comes in pieces of so many bytes
 
 Rows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
 Recompute = Callable[[int, int, Callable[[Rows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
 _At = slice | Tensor  # indices of some tokens
+_Add = Callable[[Tensor, _At, Tensor], None]
 
 
-class TorchFeatures:
-    """The proxies v_t = scale_t · row_t of N tokens, in flat order.
+class _Reductions(ABC):
+    """What is asked of the proxies v_t = scale_t · row_t of N tokens, wherever their rows are.
+
+    Reductions are in float64: they take the time of reading the rows, and a float32 product was
+    measured to be off by 4e-5 after a few thousand tokens.
+    """
+
+    _scale: Tensor  # [N] float32, on the device
+    _width: int  # H
+
+    @abstractmethod
+    def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
+        """What ``add(result, at, rows)`` makes of float64 zeros over all tokens, ``rows`` [c, H] being those ``at``."""
+
+    def weighted_sum(self, weights: Floats) -> Floats:
+        """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
+        factors = self._vector(weights) * self._scale
+
+        def add(total: Tensor, at: _At, rows: Tensor) -> None:
+            total += factors[:, at] @ rows
+
+        return self._reduce((len(factors), self._width), add)
+
+    def project(self, direction: Floats) -> Floats:
+        """⟨v_t, direction⟩ for every token, float64 [N]."""
+        vector = self._vector(direction)
+        return self._each(lambda rows, scale: (rows @ vector) * scale)
+
+    def squared_norms(self) -> Floats:
+        """‖v_t‖² for every token, float64 [N]."""
+        return self._each(lambda rows, scale: torch.linalg.vecdot(rows, rows) * scale**2)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.__dict__.clear()
+
+    def _vector(self, array: Floats) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).to(self._scale.device)
+
+    def _each(self, function: Callable[[Tensor, Tensor], Tensor]) -> Floats:
+        """One number for every token, from its row and scale."""
+
+        def fill(result: Tensor, at: _At, rows: Tensor) -> None:
+            result[at] = function(rows, self._scale[at])
+
+        return self._reduce((len(self._scale),), fill)
+
+
+class TorchFeatures(_Reductions):
+    """The features of a forward, in flat order.
 
     Tokens up to a cut live on the device, those up to another in host memory (pinned, for CUDA), and of the
     others ``recompute`` makes the rows anew for every reduction. Where a token lives depends on its flat
     position alone, so results do not depend on how the batch was computed.
-    Reductions are in float64: they take the time of reading the rows, and a float32 product was
-    measured to be off by 4e-5 after a few thousand tokens.
     """
 
     def __init__(
         self, stores: Sequence[Tensor], scale: Tensor, recompute: Recompute, first: int = 0, *, together: bool = False
     ) -> None:
         self._stores = stores  # [C, H] on the device, then pieces [K_i, H] on the host; C + Σ K_i ≤ N
+        self._width = stores[0].shape[1]
         self._scale = scale  # [N] float32, on the device
         self._recompute = recompute
         self._first = first  # what ``recompute`` calls the first token here
@@ -80,24 +131,6 @@ class TorchFeatures:
         if scale is not None:
             self._scale[torch.from_numpy(positions).to(scale.device)] = scale
 
-    def weighted_sum(self, weights: Floats) -> Floats:
-        """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
-        factors = self._vector(weights) * self._scale
-
-        def add(total: Tensor, at: _At, rows: Tensor) -> None:
-            total += factors[:, at] @ rows
-
-        return self._reduce((len(factors), self._stores[0].shape[1]), add)
-
-    def project(self, direction: Floats) -> Floats:
-        """⟨v_t, direction⟩ for every token, float64 [N]."""
-        vector = self._vector(direction)
-        return self._each(lambda rows, scale: (rows @ vector) * scale)
-
-    def squared_norms(self) -> Floats:
-        """‖v_t‖² for every token, float64 [N]."""
-        return self._each(lambda rows, scale: torch.linalg.vecdot(rows, rows) * scale**2)
-
     def slice(self, start: int, stop: int) -> TorchFeatures:
         """The features of tokens start:stop; shares the memory."""
         on_device, *pieces = self._stores
@@ -109,23 +142,8 @@ class TorchFeatures:
         recompute, first = self._recompute, self._first + start
         return TorchFeatures(stores, self._scale[start:stop], recompute, first, together=self._together)
 
-    def close(self) -> None:
-        """Free the memory."""
-        self.__dict__.clear()
-
-    def _vector(self, array: Floats) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).to(self._scale.device)
-
-    def _each(self, function: Callable[[Tensor, Tensor], Tensor]) -> Floats:
-        """One number for every token, from its row and scale."""
-
-        def fill(result: Tensor, at: _At, rows: Tensor) -> None:
-            result[at] = function(rows, self._scale[at])
-
-        return self._reduce((len(self._scale),), fill)
-
-    def _reduce(self, shape: tuple[int, ...], add: Callable[[Tensor, _At, Tensor], None]) -> Floats:
-        """What ``add(result, at, rows)`` makes of float64 zeros over all tokens, ``rows`` [c, H] being those ``at``.
+    def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
+        """As above.
 
         Rows that are computed again may have to be begun anew where memory runs out: they add to zeros of their own.
         """
@@ -153,3 +171,98 @@ class TorchFeatures:
         for positions, rows in found:
             at = torch.from_numpy(positions - self._first).to(self._scale.device)
             yield from zip(at.split(_CHUNK), rows.split(_CHUNK), strict=True)
+
+
+@dataclass
+class _Drawn:
+    """Rows as they were drawn, in memory for more of them."""
+
+    rows: Tensor  # [K, H] on the device or the host
+    places: Ids  # [K, 2] response, and which token of it; −1 where there is none
+    used: int = 0
+
+
+class Collector:
+    """Keeps rows of tokens as they are drawn, in whatever order, on the device and then on the host within budgets.
+
+    What is drawn beyond both is not kept, and then there are no features: a forward makes them all.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device, budgets: tuple[int, int], most: int):
+        row = width * dtype.itemsize
+        self._width, self._dtype, self._device = width, dtype, device
+        self._room = [min(most, budgets[0] // row), budgets[1] // row]  # rows still to be had, on device and host
+        self._piece = max(1, _DRAWN_BYTES // row)
+        self._pieces: list[_Drawn] = []
+        self._overflow = False
+
+    def put(self, responses: Ids, at: Ids, rows: Tensor) -> None:
+        """Keep the rows [n, H] of the tokens ``at`` [n] of some responses [n]."""
+        first = 0
+        while first < len(responses) and not self._overflow:
+            piece = self._open_piece()
+            if piece is None:
+                self._overflow = True
+                self._pieces.clear()
+                return
+            count = min(len(responses) - first, len(piece.rows) - piece.used)
+            here, there = slice(first, first + count), slice(piece.used, piece.used + count)
+            piece.rows[there] = rows[here].to(piece.rows.device, self._dtype)
+            piece.places[there] = np.stack([responses[here], at[here]], axis=1)
+            piece.used += count
+            first += count
+
+    def discard(self, responses: Ids) -> None:
+        """Forget what was kept of responses that are begun again."""
+        for piece in self._pieces:
+            piece.places[np.isin(piece.places[:, 0], responses)] = -1
+
+    def features(self, starts: Ids, scale: Tensor) -> DrawnFeatures | None:
+        """Those of all tokens, with a factor each [N]; None where some were not kept."""
+        if self._overflow:
+            return None
+        parts = []
+        for piece in self._pieces:
+            inside = np.flatnonzero(piece.places[: piece.used, 0] >= 0)
+            response, at = piece.places[inside].T
+            positions = torch.from_numpy(starts[response] + at).to(scale.device)
+            parts.append((piece.rows, torch.from_numpy(inside).to(piece.rows.device), positions))
+        return DrawnFeatures(parts, scale, self._width)
+
+    def _open_piece(self) -> _Drawn | None:
+        """A piece of memory that is not full; None where the budgets are."""
+        if self._pieces and self._pieces[-1].used < len(self._pieces[-1].rows):
+            return self._pieces[-1]
+        for where, device in enumerate((self._device, torch.device("cpu"))):
+            count = min(self._piece, self._room[where])
+            if count:
+                self._room[where] -= count
+                rows = torch.empty(count, self._width, dtype=self._dtype, device=device)
+                self._pieces.append(_Drawn(rows, np.full((count, 2), -1)))
+                return self._pieces[-1]
+        return None
+
+
+class DrawnFeatures(_Reductions):
+    """The features of tokens as they were drawn: rows in no order, and where each belongs."""
+
+    def __init__(self, parts: Sequence[tuple[Tensor, Tensor, Tensor]], scale: Tensor, width: int) -> None:
+        self._parts = parts  # rows [K, H], indices [k] of those that count, their flat positions [k]
+        self._scale = scale
+        self._width = width
+
+    def slice(self, start: int, stop: int) -> DrawnFeatures:
+        """The features of tokens start:stop; shares the memory."""
+        parts = []
+        for rows, index, positions in self._parts:
+            inside = ((positions >= start) & (positions < stop)).nonzero()[:, 0]
+            if len(inside):
+                parts.append((rows, index[inside.to(index.device)], positions[inside] - start))
+        return DrawnFeatures(parts, self._scale[start:stop], self._width)
+
+    def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
+        result = torch.zeros(shape, dtype=torch.float64, device=self._scale.device)
+        for rows, index, positions in self._parts:
+            for mine, at in zip(index.split(_CHUNK), positions.split(_CHUNK), strict=True):
+                add(result, at, rows[mine].to(result.device).double())
+        return result.cpu().numpy()

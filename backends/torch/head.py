@@ -88,6 +88,13 @@ class Head:
             mean_row = _product(exponentials.to(self.weight.dtype), self.weight).div_(total[:, None])
             result.hidden_gradients[part] = self.weight[targets] - mean_row  # type: ignore[index]
 
+    def gradients(self, logprobs: Tensor, probabilities: Tensor, targets: Tensor, proxy: Proxy) -> Tensor:
+        """Those of a hidden_* proxy, from log-probabilities and probabilities [c, V] that are at hand: [c, H]."""
+        if proxy.kind == "hidden_topk":
+            values, ids = logprobs.topk(min(proxy.k, logprobs.shape[1]))
+            return self._truncated_gradient(targets, values.softmax(1), ids)
+        return self.weight[targets] - _product(probabilities.to(self.weight.dtype), self.weight)
+
     def _truncated_gradient(self, targets: Tensor, probabilities: Tensor, ids: Tensor) -> Tensor:
         """W_y − Σ over k of q_j·W_j for q and ids [c, k]; one j at a time, so that [c, k, H] never exists."""
         gradient = self.weight[targets].float()

@@ -12,9 +12,10 @@ from transformers import DynamicCache
 from backends.batching import pack, uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
 from backends.torch.cache import Prefix, SlotCache
+from backends.torch.features import Collector, DrawnFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy
-from backends.torch.sampling import draw
+from backends.torch.sampling import choose
 
 # Tokens drawn between two looks at which responses have finished: on CUDA each look waits for the
 # device, and the few tokens drawn past an end are cheaper; on a CPU looking is free.
@@ -35,6 +36,7 @@ class Rollout:
         prefill_tokens: int,
         head_chunk: int,
         version: int,
+        collector: Collector | None = None,
     ) -> None:
         self._policy = policy
         self._head = policy.head(head_chunk)
@@ -43,6 +45,7 @@ class Rollout:
         self._seeds = request.global_rows  # [R] rows in the whole batch, which noise is a function of
         self._interrupt = request.interrupt
         self._version = version
+        self._proxy, self._collector = request.proxy, collector
         self._on_finished = on_finished
         self._prefill_tokens = prefill_tokens
         self._every = CHECK_EVERY[policy.device.type]
@@ -92,7 +95,23 @@ class Rollout:
         kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
         starts = starts_of(self._drawn)
         logprobs, *entropies = (numbers[kept] for numbers in self._numbers)
-        return Completions(self._tokens[kept], starts, logprobs, self._truncated, self._version, *entropies)
+        return Completions(
+            self._tokens[kept],
+            starts,
+            logprobs,
+            self._truncated,
+            self._version,
+            entropies[0] if entropies else None,
+            self._features(starts, logprobs),
+        )
+
+    def _features(self, starts: Ids, logprobs: Floats) -> DrawnFeatures | None:
+        if self._collector is None or self._proxy is None:
+            return None
+        known = torch.from_numpy(logprobs).to(self._policy.device)
+        return self._collector.features(
+            starts, -torch.expm1(known) if self._proxy.kind == "output_row" else torch.ones_like(known)
+        )
 
     def _advance_within_memory(self) -> None:
         try:
@@ -104,6 +123,8 @@ class Rollout:
         # Not above: an exception being handled keeps the tensors of what failed alive.
         self.cache_token_limit = self._cache.slots * self._longest // 2
         self._drawn[self._row] = 0
+        if self._collector is not None:
+            self._collector.discard(self._row)
         self._vacate()
 
     def _advance(self) -> None:
@@ -111,15 +132,18 @@ class Rollout:
         if len(self._row):
             self._forward(self._last)
         self._admit()
-        ids, numbers = self._draw_block()
-        finished = self._harvest(ids.cpu().numpy(), numbers.cpu().numpy())
+        ids, numbers, rows = self._draw_block()
+        finished = self._harvest(ids.cpu().numpy(), numbers.cpu().numpy(), rows)
         self._finished += self._row[finished].tolist()
         self._last = self._release(finished, ids[-1])
 
     # ------------------------------------------------------------------------------ decoding
 
-    def _draw_block(self) -> tuple[Tensor, Tensor]:
-        """Draw ``every`` tokens for each active response, without asking what they are: [every, n], [every, k, n]."""
+    def _draw_block(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Draw ``every`` tokens for each active response, without asking what they are.
+
+        Ids [every, n], numbers [every, k, n], and of each draw the features' rows [n, H], where they are kept.
+        """
         drawn = self._drawn[self._row]
         columns = drawn[:, None] + np.arange(self._every)
         known = np.take_along_axis(self._noise[: len(self._row)], columns, axis=1)
@@ -128,25 +152,36 @@ class Rollout:
         for step in range(1, self._every):
             self._forward(block[-1][0])
             block.append(self._draw(noise[step]))
-        ids, numbers = zip(*block, strict=True)
-        return torch.stack(ids), torch.stack(numbers)
+        ids, numbers, rows = zip(*block, strict=True)
+        return torch.stack(ids), torch.stack(numbers), list(rows)
 
-    def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The next token of each active response [n], and its log-probability and, if wanted, entropy [1 or 2, n]."""
-        sampling, count = self._sampling, len(self._hidden)
+    def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next token of each active response [n], its numbers [1 or 2, n] and its features' row [n, H].
+
+        The numbers are its log-probability and, where asked for, its distribution's entropy.
+        """
+        hidden, count = self._hidden, len(self._hidden)
         ids = torch.empty(count, dtype=torch.int64, device=noise.device)
         numbers = torch.empty(len(self._numbers), count, device=noise.device)
-        with torch.autocast(self._hidden.device.type, enabled=False):
+        exact = self._collector is not None and self._proxy is not None and self._proxy.kind != "output_row"
+        rows = torch.empty(count, hidden.shape[1], device=hidden.device) if exact else hidden
+        with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, count, self._head.chunk):
                 part = slice(first, first + self._head.chunk)
-                ids[part], numbers[0, part] = draw(
-                    self._head.logits(self._hidden[part], sampling.softmax_temperature),
-                    noise[part],
-                    sampling.top_p,
-                    greedy=sampling.temperature == 0,
-                    entropies=numbers[1, part] if len(numbers) > 1 else None,
-                )
-        return ids, numbers
+                self._draw_chunk(hidden[part], noise[part], ids[part], numbers[:, part], rows[part] if exact else None)
+        return ids, numbers, rows
+
+    def _draw_chunk(self, hidden: Tensor, noise: Tensor, ids: Tensor, numbers: Tensor, rows: Tensor | None) -> None:
+        """Fill in ids [c], numbers [k, c] and the gradients that hidden_* features are, [c, H]."""
+        sampling, greedy = self._sampling, self._sampling.temperature == 0
+        logprobs = self._head.logits(hidden, sampling.softmax_temperature).log_softmax(1)
+        probabilities = logprobs if greedy and len(numbers) == 1 and rows is None else logprobs.exp()
+        ids.copy_(logprobs.argmax(1) if greedy else choose(probabilities, noise, sampling.top_p))
+        numbers[0] = logprobs.gather(1, ids[:, None])[:, 0]
+        if len(numbers) > 1:
+            numbers[1] = -torch.linalg.vecdot(probabilities, logprobs)
+        if rows is not None and self._proxy is not None:
+            rows.copy_(self._head.gradients(logprobs, probabilities, ids, self._proxy))
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""
@@ -164,10 +199,10 @@ class Rollout:
 
     # ------------------------------------------------------------------ finished and waiting
 
-    def _harvest(self, ids: Ids, numbers: Floats) -> Bools:
-        """Record the drawn tokens [every, n] and their ``numbers`` [every, k, n] up to each response's end.
+    def _harvest(self, ids: Ids, numbers: Floats, features: list[Tensor]) -> Bools:
+        """Record the drawn tokens [every, n] and what is known of them up to each response's end.
 
-        Returns which slots have finished.
+        ``numbers`` [every, k, n] and the ``features``' rows [n, H] of each draw. Returns which slots have finished.
         """
         finished = np.zeros(len(self._row), dtype=bool)
         stops = np.isin(ids, self._sampling.stop_ids)
@@ -177,6 +212,9 @@ class Rollout:
             at = self._drawn[rows]
             self._tokens[rows, at] = ids[step, going]
             self._numbers[:, rows, at] = numbers[step][:, going]
+            if self._collector is not None:
+                kept = features[step] if going.all() else features[step][torch.from_numpy(going)]
+                self._collector.put(rows, at, kept)
             self._drawn[rows] = at + 1
             full = at + 1 == self._sampling.max_tokens
             self._truncated[rows] = full & ~stops[step, going]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,6 +74,84 @@ class DenseFeatures:
     def slice(self, start: int, stop: int) -> DenseFeatures:
         """The features of tokens start:stop, without a copy."""
         return DenseFeatures(self.hidden[start:stop], self.scale[start:stop])
+
+
+class JoinedFeatures:
+    """Features of several stretches of tokens, one after another; ``counts`` are the tokens of each."""
+
+    def __init__(self, parts: Sequence[Any], counts: Sequence[int]) -> None:
+        self._parts = list(parts)
+        self._ends = np.cumsum(counts)
+        self._spans = [slice(int(end) - count, int(end)) for end, count in zip(self._ends, counts, strict=True)]
+
+    def weighted_sum(self, weights: ArrayLike) -> Array:
+        """Σ_t weights[s, t]·v_t for weights [S, N]."""
+        array = np.asarray(weights)
+        found: Array = sum(
+            (part.weighted_sum(array[:, span]) for part, span in zip(self._parts, self._spans, strict=True)),
+            start=np.zeros(()),
+        )
+        return found
+
+    def project(self, direction: ArrayLike) -> Array:
+        """⟨v_t, direction⟩, [N]."""
+        return np.concatenate([np.zeros(0), *(part.project(direction) for part in self._parts)])
+
+    def squared_norms(self) -> Array:
+        """‖v_t‖², [N]."""
+        return np.concatenate([np.zeros(0), *(part.squared_norms() for part in self._parts)])
+
+    def slice(self, start: int, stop: int) -> JoinedFeatures:
+        """The features of tokens start:stop."""
+        parts, counts = [], []
+        for part, span in zip(self._parts, self._spans, strict=True):
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                parts.append(part.slice(first - span.start, last - span.start))
+                counts.append(last - first)
+        return JoinedFeatures(parts, counts)
+
+    def close(self) -> None:
+        """Free all of them."""
+        for part in self._parts:
+            part.close()
+
+
+class ChosenFeatures:
+    """The features of some of M tokens, those at ``places``, ascending."""
+
+    def __init__(self, features: Any, places: NDArray[np.int64], count: int) -> None:
+        self._features = features
+        self._places = places  # [N]
+        self._count = count  # M
+
+    def weighted_sum(self, weights: ArrayLike) -> Array:
+        """Σ_t weights[s, t]·v_t for weights [S, N]."""
+        chosen = np.asarray(weights)
+        every = np.zeros((len(chosen), self._count))
+        every[:, self._places] = chosen
+        found: Array = self._features.weighted_sum(every)
+        return found
+
+    def project(self, direction: ArrayLike) -> Array:
+        """⟨v_t, direction⟩, [N]."""
+        found: Array = self._features.project(direction)[self._places]
+        return found
+
+    def squared_norms(self) -> Array:
+        """‖v_t‖², [N]."""
+        found: Array = self._features.squared_norms()[self._places]
+        return found
+
+    def slice(self, start: int, stop: int) -> ChosenFeatures:
+        """The features of tokens start:stop."""
+        places = self._places[start:stop]
+        first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+        return ChosenFeatures(self._features.slice(first, last), places - first, last - first)
+
+    def close(self) -> None:
+        """Free all M."""
+        self._features.close()
 
 
 def output_row_features(hidden: ArrayLike, logprobs: ArrayLike) -> DenseFeatures:

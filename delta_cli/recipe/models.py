@@ -222,6 +222,11 @@ class Update(Section):
     max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
     moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
     offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
+    score: Literal["fresh", "rollout"] = key(
+        "fresh",
+        "log-probabilities, entropies and features before the update: of a forward of their own, or those that the "
+        "engine had in hand when it drew (its own backend only)",
+    )
     kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
     drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
@@ -382,6 +387,10 @@ class Recipe(Section):
             )
         if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
             raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
+        if self.update.score == "rollout" and self.engine.kind != "local":
+            raise ValueError('engine.kind = "vllm" tells no features or entropies; set update.score = "fresh"')
+        if self.update.score == "rollout" and self.update.importance_cap is not None:
+            raise ValueError('update.importance_cap compares with a forward; set update.score = "fresh", or remove it')
         if self.engine.ahead and self.parallel.processes > 1:
             raise ValueError("engine.ahead needs one training process; set engine.ahead = 0 or parallel.processes = 1")
         return self

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.collective import SOLO, any_of
-from backends.interface import Collective, Completions, Ids, RolloutRequest, Sampler, Sampling, starts_of
+from backends.interface import Collective, Completions, Ids, Proxy, RolloutRequest, Sampler, Sampling, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
@@ -25,12 +25,16 @@ Progress = Callable[[int, int], None]  # responses and tokens that are complete
 
 @dataclass(frozen=True)
 class Responses:
-    """``samples`` graded responses to each of P problems, prompt-major: R in all, those of every rank."""
+    """``samples`` graded responses to each of P problems, prompt-major: R in all, those of every rank.
+
+    Features alone, if any, are of the responses ``own`` that this rank has drawn.
+    """
 
     prompts: tuple[Ids, ...]  # P
     completions: Completions
     texts: tuple[str, ...]  # R, each with the think tag that its prompt opened
     verdicts: tuple[Verdict, ...]  # R
+    own: Ids  # ascending
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,16 @@ class Drawn:
         """Wait for the verdicts, here and on the other ranks; StopRequested where any is asked to stop meanwhile."""
         verdicts = together(self.collective, lambda: tuple(map(self._awaited, self.verdicts)))
         if self.collective.size == 1:
-            return Responses(self.prompts, self.completions, self.texts, verdicts)
-        parts = self.collective.gather((self.rows, self.completions, self.texts, verdicts))
+            return Responses(self.prompts, self.completions, self.texts, verdicts, self.rows)
+        told = replace(self.completions, features=None)
+        parts = self.collective.gather((self.rows, told, self.texts, verdicts))
+        lacking = any_of(self.collective, self.completions.features is None)
         order = np.argsort(np.concatenate([rows for rows, *_ in parts]))
+        completions = _in_order([completions for _, completions, *_ in parts], order)
         return Responses(
             prompts=self.prompts,
-            completions=_in_order([completions for _, completions, *_ in parts], order),
+            own=self.rows,
+            completions=replace(completions, features=None if lacking else self.completions.features),
             texts=_chosen([text for _, _, texts, _ in parts for text in texts], order),
             verdicts=_chosen([verdict for *_, each in parts for verdict in each], order),
         )
@@ -83,11 +91,12 @@ class RolloutWorker:
         on_progress: Progress = lambda responses, tokens: None,
         interrupt: Callable[[], None] = lambda: None,
         entropies: bool = False,
+        proxy: Proxy | None = None,
     ) -> Drawn:
         """Draw ``sampling.samples`` responses to each problem, every rank those of some problems.
 
         ``interrupt`` is called every few tokens and after each response; the StopRequested that it may raise is
-        raised on all ranks. ``entropies`` are asked of the sampler where they are wanted.
+        raised on all ranks. ``entropies`` and features of a ``proxy`` are asked of the sampler where they are wanted.
         """
         last = slice(None if self.prompt_tokens is None else -self.prompt_tokens, None)
         prompts = tuple(encode_prompt(problem, self.template, self.tokenizer)[last] for problem in problems)
@@ -109,7 +118,9 @@ class RolloutWorker:
             on_progress(len(texts), tokens_seen)
             interrupt()
 
-        request = RolloutRequest(tuple(prompts[problem] for problem in mine), sampling, rows, interrupt, entropies)
+        request = RolloutRequest(
+            tuple(prompts[problem] for problem in mine), sampling, rows, interrupt, entropies, proxy
+        )
         completions = together(self.collective, lambda: self.sampler.rollout(request, finished))
         places = range(len(rows))
         return Drawn(

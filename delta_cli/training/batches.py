@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from backends.interface import BackendError, Learner
+from backends.interface import BackendError, Learner, Proxy
 from delta_cli.data import sampler
 from delta_cli.data.problem import Problem
 from delta_cli.errors import StopRequested
@@ -50,7 +50,9 @@ class Batches:
         observer: Observer,
         interrupt: Callable[[], None],
         check_stop: Callable[[], None],
+        proxy: Proxy | None = None,
     ) -> None:
+        self._proxy = proxy  # of the features that the engine is to keep
         self._recipe, self._learner, self._worker, self._problems = recipe, learner, worker, problems
         self._observer, self._interrupt, self._check_stop = observer, interrupt, check_stop
         self._pool = ThreadPoolExecutor(1, "drawing ahead") if recipe.engine.ahead else None
@@ -119,6 +121,7 @@ class Batches:
                     self._recipe.reward.flip,
                     observer,
                     interrupt,
+                    self._proxy,
                 )
             with clock.phase("reward"):
                 observer.phase("reward")

@@ -8,12 +8,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.interface import Floats, Ids, Sampling, Sequences, starts_of, token_index
+from backends.interface import Features, Floats, Ids, Proxy, Sampling, Sequences, starts_of, token_index
+from delta_cli.credit.features import ChosenFeatures, JoinedFeatures
 from delta_cli.data.problem import Problem
 from delta_cli.recipe.models import Rollout
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.responses import Drawn, RolloutWorker
 from delta_cli.training.observer import Observer
+
+
+@dataclass(frozen=True)
+class OwnFeatures:
+    """Features of the tokens that this rank has drawn."""
+
+    rows: Ids  # the responses, ascending
+    features: Features
+
+    def select(self, rows: Ids, lengths: Ids) -> OwnFeatures | None:
+        """Of a batch that keeps the responses ``rows`` [r] of those with ``lengths`` [R]; None unless these ascend."""
+        if np.any(np.diff(rows) < 0):
+            return None
+        starts = starts_of(lengths[self.rows])
+        kept = np.flatnonzero(np.isin(self.rows, rows))
+        chosen = ChosenFeatures(self.features, token_index(starts, kept), int(starts[-1]))
+        return OwnFeatures(np.searchsorted(rows, self.rows[kept]), chosen)
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,7 @@ class RolloutBatch:
     engine_logprobs: Floats  # [N] float32
     version: int = 0  # of the weights it was drawn from
     engine_entropies: Floats | None = None  # [N] float32, nats; None where the engine tells none
+    features: OwnFeatures | None = None  # those that the engine has kept
 
     @property
     def samples(self) -> int:
@@ -62,6 +81,7 @@ class RolloutBatch:
             engine_logprobs=self.engine_logprobs[index],
             version=self.version,
             engine_entropies=None if self.engine_entropies is None else self.engine_entropies[index],
+            features=None if self.features is None else self.features.select(rows, self.sequences.lengths),
         )
 
     def rows(self, groups: Ids) -> Ids:
@@ -101,7 +121,18 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         engine_logprobs=np.concatenate([batch.engine_logprobs for batch in batches]),
         version=min(batch.version for batch in batches),
         engine_entropies=_joined([batch.engine_entropies for batch in batches]),
+        features=_joined_features(batches),
     )
+
+
+def _joined_features(batches: Sequence[RolloutBatch]) -> OwnFeatures | None:
+    known = [(batch, batch.features) for batch in batches if batch.features is not None]
+    if len(known) < len(batches):
+        return None
+    before = np.cumsum([0, *(len(batch.sequences) for batch, _ in known)])
+    counts = [int(batch.sequences.lengths[own.rows].sum()) for batch, own in known]
+    rows = [first + own.rows for first, (_, own) in zip(before[:-1], known, strict=True)]
+    return OwnFeatures(np.concatenate(rows), JoinedFeatures([own.features for _, own in known], counts))
 
 
 def _joined(parts: Sequence[Floats | None]) -> Floats | None:
@@ -136,6 +167,7 @@ class PendingBatch:
             engine_logprobs=found.completions.logprobs,
             version=found.completions.version,
             engine_entropies=found.completions.entropies,
+            features=None if found.completions.features is None else OwnFeatures(found.own, found.completions.features),
         )
 
 
@@ -152,8 +184,12 @@ def roll(
     flip: float = 0.0,
     observer: Observer | None = None,
     interrupt: Callable[[], None] = lambda: None,
+    proxy: Proxy | None = None,
 ) -> PendingBatch:
-    """Sample ``settings.responses`` responses for each problem; ``interrupt`` may raise StopRequested."""
+    """Sample ``settings.responses`` responses for each problem; ``interrupt`` may raise StopRequested.
+
+    Features of a ``proxy`` are kept as they are drawn.
+    """
     observer = observer or Observer()
     observer.phase("rollout", len(problems) * settings.responses)
     ranks = worker.collective.size  # what the others have drawn is not known here: about as much
@@ -168,5 +204,5 @@ def roll(
     def on_progress(responses: int, tokens: int) -> None:
         observer.advance(min(responses * ranks, len(problems) * settings.responses), tokens * ranks)
 
-    drawn = worker.draw(problems, sampling, on_progress, interrupt, entropies=True)
+    drawn = worker.draw(problems, sampling, on_progress, interrupt, entropies=True, proxy=proxy)
     return PendingBatch(tuple(problems), drawn, sampling, flip)

@@ -64,7 +64,14 @@ class Trainer:
         self.ranks = self.worker.collective
         self.updater = Updater(self.recipe, self.learner, self.ranks)
         self.batches = Batches(
-            self.recipe, self.learner, self.worker, self.problems, self.observer, self._interrupt, self._check_stop
+            self.recipe,
+            self.learner,
+            self.worker,
+            self.problems,
+            self.observer,
+            self._interrupt,
+            self._check_stop,
+            self.updater.drawn_proxy,
         )
         self._first: Record | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()

@@ -25,6 +25,7 @@ class Tripwire:
     text: str  # formatted with the record
 
 
+AS_DRAWN = 0.5  # nats that one token drawn in bfloat16 may be off, with update.score = "rollout"
 SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
 
 # Numbers that every step has: null where they were none that JSON can write.
@@ -40,10 +41,10 @@ TRIPWIRES = (
     ),
     Tripwire(
         "ratio_not_one",
-        lambda now, first: now["ratio_gap_first"] > 0.02,
-        "at the first update the log-probabilities differ from those just scored by up to {ratio_gap_first:.3g} nats; "
-        "they must be equal. The forward passes of scoring and training disagree: turn off dropout, or try "
-        'model.dtype = "float32"',
+        lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 else 0.02),
+        "at the first update the log-probabilities differ from those that the ratio starts from by up to "
+        "{ratio_gap_first:.3g} nats; they must be equal. The forward passes before it and in training disagree: turn "
+        'off dropout, or try model.dtype = "float32"; with update.score = "rollout", try "fresh"',
     ),
     Tripwire(
         "weights_did_not_move",

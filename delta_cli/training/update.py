@@ -102,35 +102,67 @@ class Updater:
             pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
             self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
 
-    def score(self, batch: RolloutBatch, every: bool = False) -> Scored:
-        """One forward gives log-probabilities, entropies and, where the method needs them, features.
+    @property
+    def drawn_proxy(self) -> Proxy | None:
+        """The proxy whose features are to be kept as responses are drawn."""
+        return self.proxy if self.recipe.update.score == "rollout" else None
 
-        Over the responses that have an advantage: no other adds to a centroid, to the loss or to its gradient,
-        unless the method itself looks at all of them, or ``every`` one is asked for.
+    def score(self, batch: RolloutBatch, every: bool = False) -> Scored:
+        """Log-probabilities, entropies and, where the method needs them, features.
+
+        With update.score = "rollout" those that the engine had in hand when it drew, unless it has not kept all that
+        are needed. Else of one forward over the responses that have an advantage: no other adds to a centroid, to the
+        loss or to its gradient, unless the method itself looks at all of them, or ``every`` one is asked for.
         """
+        taken = self.recipe.update.score == "rollout" and not every and self._drawn(batch)
         wanted = np.full(len(batch.sequences), every) | self._needed(batch)
         groups = self._share(batch.tokens_of_groups(wanted))
         rows = batch.rows(groups)
         rows = rows[wanted[rows]]
         index = token_index(batch.sequences.starts, rows)
-        own = self.learner.score(batch.sequences.select(rows), self.proxy)
         reference = None
         if self.recipe.update.kl_coefficient:
             reference = self._whole(self.learner.reference(batch.sequences.select(rows)), index, batch)
-        tokens = np.repeat(wanted, batch.sequences.lengths)
-        features: Features | None = own.features
-        if own.features is not None and not (self.collective.size == 1 and tokens.all()):
-            features = SharedFeatures(own.features, index, len(tokens), self.collective)
-        surprise = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
-        logprobs = np.where(tokens, self._whole(own.logprobs, index, batch), batch.engine_logprobs)
-        entropies = np.where(tokens, self._whole(own.entropies, index, batch), surprise)
-        if self.unscored and not np.isfinite(logprobs).all():  # the same on all ranks
+        if taken:
+            scored = Scored(self._as_drawn(batch), reference, np.zeros(len(batch.sequences.tokens), dtype=bool))
+        else:
+            scores = self._fresh(batch, rows, index)
+            scored = Scored(scores, reference, np.repeat(wanted, batch.sequences.lengths))
+        if self.unscored and not np.isfinite(scored.scores.logprobs).all():  # the same on all ranks
             raise UserError(
                 f"{self.recipe.model.path}: the first log-probabilities are no numbers, so neither are the weights or "
                 'what is computed with them; get the model again, or set model.dtype = "float32"'
             )
         self.unscored = False
-        return Scored(Scores(logprobs, entropies, features), reference, tokens)
+        return scored
+
+    def _drawn(self, batch: RolloutBatch) -> bool:
+        """Whether all that scoring would tell was kept when the batch was drawn."""
+        return batch.engine_entropies is not None and (self.proxy is None or batch.features is not None)
+
+    def _as_drawn(self, batch: RolloutBatch) -> Scores:
+        features: Features | None = None
+        if batch.features is not None:
+            index = token_index(batch.sequences.starts, batch.features.rows)
+            features = SharedFeatures(batch.features.features, index, len(batch.sequences.tokens), self.collective)
+        assert batch.engine_entropies is not None
+        return Scores(batch.engine_logprobs, batch.engine_entropies, features)
+
+    def _fresh(self, batch: RolloutBatch, rows: Ids, index: Ids) -> Scores:
+        """One forward, on this rank over ``rows``, with tokens at ``index``; of the others the engine's numbers."""
+        if batch.features is not None:
+            batch.features.features.close()
+        own = self.learner.score(batch.sequences.select(rows), self.proxy)
+        known = whole(np.ones(len(index)), index, len(batch.sequences.tokens), self.collective) > 0
+        features: Features | None = own.features
+        if own.features is not None and not (self.collective.size == 1 and known.all()):
+            features = SharedFeatures(own.features, index, len(known), self.collective)
+        surprise = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
+        return Scores(
+            np.where(known, self._whole(own.logprobs, index, batch), batch.engine_logprobs),
+            np.where(known, self._whole(own.entropies, index, batch), surprise),
+            features,
+        )
 
     def _needed(self, batch: RolloutBatch) -> NDArray[np.bool_]:
         """Which responses must be scored, [R]."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interface import BackendError, Completions, Ids, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
 from backends.torch import rollout
 from backends.torch.backend import TorchEngine
 
@@ -149,6 +149,36 @@ def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchEngine], monke
     assert steps[0] > 12
     same(found, whole)
     assert sorted(finished) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["output_row", "hidden_exact"])
+def test_features_belong_to_the_tokens_that_stay(
+    kind: Any, make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to those drawn past an end before it was noticed, nor to those of responses that began again."""
+    request = RolloutRequest(tuple(prompts()), SAMPLING, proxy=Proxy(kind))
+    whole = make().rollout(request)
+    assert whole.features is not None
+    for every, slots in ((5, 512), (1, 6), (3, 6)):
+        monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
+        forward, steps = rollout.SlotCache.step, [0]
+
+        def failing(cache: rollout.SlotCache, *rest: Any, forward: Any = forward, steps: Any = steps) -> Any:
+            steps[0] += 1
+            if steps[0] == 15:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return forward(cache, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rollout.SlotCache, "step", failing)
+            found = make(rollout_batch=slots).rollout(request)
+        assert steps[0] > 15
+        same(found, whole)
+        assert found.features is not None
+        every_token = np.eye(len(whole.tokens))
+        np.testing.assert_allclose(
+            found.features.weighted_sum(every_token), whole.features.weighted_sum(every_token), atol=2e-5
+        )
 
 
 def test_a_response_that_does_not_fit(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from backends.interface import Completions, Engine, RolloutRequest, Sampling, Sequences
+from backends.interface import Completions, Engine, Proxy, RolloutRequest, Sampling, Sequences
 
 from .conftest import EOS, VOCAB, Make, Tolerance
 from .oracle import Oracle
@@ -129,3 +129,54 @@ def test_the_second_token_follows_the_first(backend: Engine, oracle: Oracle) -> 
     counts = np.bincount([tokens[1] for tokens in drawn if tokens[0] == first], minlength=VOCAB)
     p = oracle.next_token([*PROMPTS[1].tolist(), first])
     assert pvalue(counts, p) > 1e-4
+
+
+LONG = Sampling(max_tokens=12, stop_ids=(EOS, 11), samples=4, temperature=0.8, seed=3)
+PROXIES = [Proxy("output_row"), Proxy("hidden_topk", 3), Proxy("hidden_exact")]
+
+
+@pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.kind)
+@pytest.mark.parametrize("slots", [512, 5])
+def test_features_of_what_is_drawn_are_those_of_scoring(
+    proxy: Proxy, slots: int, make: Make, oracle: Oracle, tolerance: Tolerance
+) -> None:
+    """Whatever order responses are drawn and finish in; the views begin inside responses, and one is empty."""
+    backend = make(rollout_batch=slots)
+    found = backend.rollout(RolloutRequest(tuple(PROMPTS), LONG, proxy=proxy))
+    plain = backend.rollout(RolloutRequest(tuple(PROMPTS), LONG))
+    assert plain.features is None, "nobody asked"
+    np.testing.assert_array_equal(found.tokens, plain.tokens)
+    assert found.features is not None
+    expected = oracle.vectors(as_sequences(found, LONG), proxy)  # [N, H]
+    count, rng = len(expected), np.random.default_rng(0)
+    weights, direction = rng.standard_normal((2, count)), rng.standard_normal(expected.shape[1])
+    for start, stop in ((0, count), (2, count - 3), (7, 7)):
+        view, v, w = found.features.slice(start, stop), expected[start:stop], weights[:, start:stop]
+        for one, other, whole in (
+            (view.weighted_sum(w), w @ v, weights @ expected),
+            (view.project(direction), v @ direction, expected @ direction),
+            (view.squared_norms(), np.square(v).sum(1), 2 * np.square(expected).sum(1)),
+        ):
+            assert one.dtype == np.float64
+            np.testing.assert_allclose(one, other, atol=2 * tolerance.feature * np.abs(whole).max(), rtol=0)
+    found.features.close()
+    found.features.close()
+
+
+def test_features_live_within_their_budgets(name: str, make: Make, tolerance: Tolerance) -> None:
+    """On the device, on the host, and where there is no room for all there are none."""
+    if name == "fake":
+        pytest.skip("of feature_bytes nothing is asked")
+    row, proxy = 16 * 4, Proxy("output_row")
+    request = RolloutRequest(tuple(PROMPTS), LONG, proxy=proxy)
+    whole = make().rollout(request)
+    assert whole.features is not None
+    count = len(whole.tokens)
+    weights = np.random.default_rng(0).standard_normal((1, count))
+    expected = whole.features.weighted_sum(weights)
+    for device, host in ((count, 0), (count - 9, 9), (0, count), (7, count)):
+        part = make(feature_bytes=device * row, feature_host_bytes=host * row).rollout(request).features
+        assert part is not None
+        np.testing.assert_allclose(part.weighted_sum(weights), expected, atol=1e-6 * np.abs(expected).max(), rtol=0)
+    for device, host in ((0, 0), (count - 9, 8)):
+        assert make(feature_bytes=device * row, feature_host_bytes=host * row).rollout(request).features is None

@@ -91,6 +91,15 @@ def test_any_number_of_processes_gives_one_result(
     assert len(list(resume_states)) == (2 if sharding == "none" else 2 * processes)
 
 
+@pytest.mark.slow
+def test_what_was_drawn_on_several_is_scored_as_drawn(model: Path, tmp_path: Path) -> None:
+    """Each rank keeps the features of what it has drawn, whoever updates on it."""
+    for processes in (1, 2):
+        run(model, tmp_path / str(processes), processes, update__score="rollout", delta__scope="group")
+    assert_close(tmp_path / "2", tmp_path / "1")
+    assert {record["scored"] for record in read_lines(tmp_path / "2" / "metrics.jsonl")} == {0.0}
+
+
 def until(condition: Any, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():

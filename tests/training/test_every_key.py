@@ -137,6 +137,7 @@ ALONE = {
     "rollout.dynamic_limit",
     "rollout.long_prompts",
     "reward.verifier",
+    "update.score",  # tests/training/test_score_as_drawn.py
     "delta.shards",
     "reward.kind",
     "reward.code",

@@ -1,0 +1,143 @@
+"""update.score = "rollout": no forward between drawing and update, and the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.interface import Proxy, Sequences
+from delta_cli.credit import token_coefficients
+from delta_cli.errors import UserError
+from delta_cli.training.rollouts import RolloutBatch, join, roll
+from delta_cli.training.run_folder import read_lines
+from delta_cli.training.seeds import derive
+from delta_cli.training.trainer import Trainer
+
+from .harness import exported, make_recipe, train, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def scored_tokens(trainer: Trainer) -> list[int]:
+    """Tokens of every forward of scoring, as they come."""
+    seen: list[int] = []
+    score = trainer.learner.score
+
+    def scoring(sequences: Sequences, proxy: Proxy | None = None) -> Any:
+        seen.append(len(sequences.tokens))
+        return score(sequences, proxy)
+
+    trainer.learner.score = scoring  # type: ignore[method-assign]
+    return seen
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "delta": {},
+    "group": {"delta__scope": "group"},
+    "exact": {"delta__proxy": "hidden_exact"},
+    "dynamic": {"rollout__dynamic": True},
+    "dapo": {"method__preset": "dapo"},
+    "dapo_ft": {"method__preset": "dapo_ft"},
+    "kl": {"update__kl_coefficient": 0.1},
+    "lora": {"model__lora__rank": 2},
+}
+SMOOTH = {"update__learning_rate": 0.02, "update__epsilon": 0.01, "run__steps": 3, "rollout__temperature": 0.8}
+
+
+@pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Path) -> None:
+    """Coefficients to 1e-5 in float32, and weights after six updates."""
+    if backend == "mlx":
+        pytest.importorskip("mlx.core")
+    if backend == "fake" and name == "lora":
+        pytest.skip("the fake backend has no adapters")
+    if backend == "cpu" and name == "dapo_ft":
+        pytest.skip("a rounding may decide which of two tokens of like entropy is the last one kept")
+    if backend == "mlx" and name not in ("delta", "exact", "lora"):
+        pytest.skip("nothing of MLX is in it")
+    forwards: dict[str, list[int]] = {}
+    for score in ("fresh", "rollout"):
+        recipe = make_recipe(model, update__score=score, **SMOOTH, **OPTIONS[name])
+
+        def watch(trainer: Trainer, score: str = score) -> None:
+            forwards[score] = scored_tokens(trainer)
+
+        train(recipe, tmp_path / score, backend, prepare=watch)
+    assert sum(forwards["rollout"]) < 0.2 * sum(forwards["fresh"]), "of a probe only"
+    for step in range(1, 4):
+        pairs = zip(
+            *(read_lines(tmp_path / s / "rollouts" / f"step-{step:06}.jsonl.gz") for s in forwards), strict=True
+        )
+        for fresh, drawn in pairs:
+            assert fresh["tokens"] == drawn["tokens"]
+            for column, near in (("coefficients", 1e-5), ("logprobs", 2e-5), ("entropies", 2e-5)):
+                np.testing.assert_allclose(drawn[column], fresh[column], atol=near, rtol=0, err_msg=column)
+    fresh, drawn = (exported(tmp_path / score) for score in ("fresh", "rollout"))
+    for weight, value in fresh.items():
+        np.testing.assert_allclose(drawn[weight], value, atol=2e-5, rtol=0, err_msg=weight)
+    for record in read_lines(tmp_path / "rollout" / "metrics.jsonl"):
+        assert record["scored"] == 0
+        assert record["engine_gap_mean"] is None
+        assert record["ratio_gap_first"] is None or record["ratio_gap_first"] < 1e-4
+    assert not (tmp_path / "rollout" / "notices.jsonl").exists() or not [
+        line for line in read_lines(tmp_path / "rollout" / "notices.jsonl") if line["name"] == "ratio_not_one"
+    ]
+
+
+def test_without_room_for_the_features_a_forward_makes_them(model: Path, tmp_path: Path) -> None:
+    small = {"update__feature_bytes": 0, "update__feature_host_bytes": 64}
+    for score in ("fresh", "rollout"):
+        train(make_recipe(model, update__score=score, **SMOOTH, **small), tmp_path / score, "cpu")
+    fresh, drawn = (exported(tmp_path / score) for score in ("fresh", "rollout"))
+    for name, value in fresh.items():
+        np.testing.assert_array_equal(drawn[name], value)
+    assert all(record["scored"] > 0 for record in read_lines(tmp_path / "rollout" / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("groups", [[0, 1, 2, 3, 4, 5], [1, 4], [0, 3, 5], []])
+def test_features_follow_their_responses(groups: list[int], model: Path, tmp_path: Path) -> None:
+    """Through joined draws and chosen groups: coefficients of the chosen batch are those of its own features."""
+
+    def check(trainer: Trainer) -> None:
+        engine, updater = trainer.worker.sampler, trainer.updater
+        batches: list[RolloutBatch] = []
+        for attempt in range(2):
+            seed = derive(0, 0, f"rollout {attempt}")
+            problems = trainer.problems[3 * attempt : 3 * attempt + 3]
+            batches.append(roll(trainer.worker, problems, trainer.recipe.rollout, seed, proxy=updater.proxy).result())
+        chosen = join(batches).select(np.array(groups, np.int64))
+        fresh = engine.score(chosen.sequences, updater.proxy).features  # type: ignore[attr-defined]
+        advantages = np.random.default_rng(1).standard_normal(len(chosen.sequences))
+        assert chosen.features is not None
+        assert np.array_equal(chosen.features.rows, np.arange(len(chosen.sequences)))
+        for scope in (None, chosen.groups):
+            one, other = (
+                token_coefficients(features, advantages, chosen.sequences.starts, groups=scope)
+                for features in (chosen.features.features, fresh)
+            )
+            np.testing.assert_allclose(one.weights, other.weights, atol=1e-6)
+            assert not groups or one.weights.std() > 0.01
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(make_recipe(model, update__score="rollout"), tmp_path, prepare=check)
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"engine__kind": "vllm", "engine__launch": True}, "engine.kind"),
+        ({"update__importance_cap": 2.0}, "update.importance_cap"),
+    ],
+)
+def test_what_cannot_go_with_it_is_refused(keys: dict[str, Any], text: str, model: Path) -> None:
+    with pytest.raises(UserError, match=text) as error:
+        make_recipe(model, update__score="rollout", **keys)
+    assert 'update.score = "fresh"' in str(error.value)
