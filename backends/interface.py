@@ -98,9 +98,24 @@ class BackendSettings:
 # ------------------------------------------------------------------------------------- records
 
 
+class StopStrings(Protocol):
+    """Strings that end a response as an end-of-sequence token does; see ``backends.stopping.StopText``."""
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Any of them ends a response."""
+
+    def completed_by(self, tokens: Ids | Sequence[int]) -> bool:
+        """Whether the last of ``tokens``, a response so far, completes one."""
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw responses. ``temperature`` 0 takes the likeliest token."""
+    """How to draw responses. ``temperature`` 0 takes the likeliest token.
+
+    A response ends with the first token that is one of ``stop_ids`` or completes a string of ``stop``.
+    That token is the last of the response, as it was sampled.
+    """
 
     max_tokens: int
     stop_ids: tuple[int, ...]
@@ -108,6 +123,13 @@ class Sampling:
     top_p: float = 1.0
     samples: int = 1  # responses per prompt
     seed: int = 0
+    stop: StopStrings | None = None
+
+    def ends(self, tokens: Ids | Sequence[int]) -> bool:
+        """Whether a response ends with the last of ``tokens``, the limit aside."""
+        if not len(tokens):
+            return False
+        return int(tokens[-1]) in self.stop_ids or (self.stop is not None and self.stop.completed_by(tokens))
 
     @property
     def softmax_temperature(self) -> float:
@@ -153,9 +175,9 @@ class RolloutRequest:
 class Completions:
     """Sampled responses, prompt-major: those of the first prompt, then those of the second, …
 
-    ``tokens`` are the ids as they were sampled, the end-of-sequence token included;
+    ``tokens`` are the ids as they were sampled, the token that ended a response included;
     ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
-    ``truncated`` marks responses that ran into ``max_tokens`` without an end-of-sequence token;
+    ``truncated`` marks responses that ran into ``max_tokens`` without an end, see :class:`Sampling`;
     ``version`` is that of the weights they were drawn from;
     ``entropies`` are those of the distributions that ``logprobs`` are of, and ``features`` what scoring would have
     made, where they were asked for, the engine knows them, and there is room for the features of all tokens within

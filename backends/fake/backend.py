@@ -103,7 +103,7 @@ class FakeEngine(LocalEngine):
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
             starts=starts_of([len(part) for part in tokens]),
             logprobs=_float32([response.logprobs for response in responses]),
-            truncated=np.array([part[-1] not in request.sampling.stop_ids for part in tokens], dtype=bool),
+            truncated=np.array([not request.sampling.ends(part) for part in tokens], dtype=bool),
             version=self.version,
             entropies=_float32([response.entropies for response in responses]) if request.entropies else None,
             features=features,

@@ -72,7 +72,8 @@ def generate(
         entropies[active, count - 1] = -(np.exp(logp) * logp).sum(1)
         if request.proxy:
             vectors[active, count - 1] = features(request.proxy, hidden, logp, token)
-        stopped = np.isin(token, sampling.stop_ids) | (count == sampling.max_tokens)
+        ended = np.array([sampling.ends(tokens[i, :count]) for i in active], dtype=bool)
+        stopped = ended | (count == sampling.max_tokens)
         for i in active[stopped]:
             finished[int(rows[i])] = Response(
                 tokens[i, :count], logprobs[i, :count], entropies[i, :count], vectors[i, :count]

@@ -139,15 +139,21 @@ class Rollout:
             if self.collector and features is not None:
                 kept = [place for place, row in enumerate(rows) if row in returned]
                 self.collector.put([(rows[place], len(self.tokens[rows[place]])) for place in kept], features, kept)
-        finished = []
+        finished, stopped = [], []
         for response in responses:
             row = self.inserted[response.uid]
             self.tokens[row].append(response.token)
             self.numbers[row].append(numbers[row])
-            if response.finish_reason:
-                self.truncated[row] = response.finish_reason == "length"
+            ended = self.sampling.ends(self.tokens[row])
+            if response.finish_reason or ended:
+                self.truncated[row] = not ended
                 del self.noise[row]
                 finished.append(row)
+                if not response.finish_reason:
+                    stopped.append(response.uid)
+        if stopped:  # by a string, which the generator does not know of
+            with mx.stream(self.generator.stream):
+                self.generator.remove(stopped)
         self.active = [row for row in self.active if row not in self.truncated]
         return finished
 

@@ -205,7 +205,6 @@ class Rollout:
         ``numbers`` [every, k, n] and the ``features``' rows [n, H] of each draw. Returns which slots have finished.
         """
         finished = np.zeros(len(self._row), dtype=bool)
-        stops = np.isin(ids, self._sampling.stop_ids)
         for step in range(len(ids)):
             going = ~finished
             rows = self._row[going]
@@ -216,10 +215,17 @@ class Rollout:
                 kept = features[step] if going.all() else features[step][torch.from_numpy(going)]
                 self._collector.put(rows, at, kept)
             self._drawn[rows] = at + 1
-            full = at + 1 == self._sampling.max_tokens
-            self._truncated[rows] = full & ~stops[step, going]
-            finished[going] = full | stops[step, going]
+            full, ended = at + 1 == self._sampling.max_tokens, self._ended(rows, ids[step, going])
+            self._truncated[rows] = full & ~ended
+            finished[going] = full | ended
         return finished
+
+    def _ended(self, rows: Ids, last: Ids) -> Bools:
+        """Which responses end with the token they were given ``last``."""
+        ended: Bools = np.isin(last, self._sampling.stop_ids)
+        if (stop := self._sampling.stop) is not None:
+            ended |= [stop.completed_by(self._tokens[row, : self._drawn[row]]) for row in rows]
+        return ended
 
     def _release(self, finished: Bools, last: Tensor) -> Tensor:
         """Close the gaps that finished responses leave with those from the end; does the same to ``last`` [n]."""

@@ -132,7 +132,8 @@ class Api:
                 "seed": seed,
                 "stop_token_ids": list(sampling.stop_ids),
                 "logprobs": 0,
-            },
+            }
+            | _stops(sampling),
             seconds,
             calls,
         )
@@ -141,7 +142,10 @@ class Api:
             raise ServerError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities came back")
         if np.isin(tokens[:-1], sampling.stop_ids).any():
             raise ServerError("a response went on after its end")
-        if len(tokens) < sampling.max_tokens and tokens[-1] not in sampling.stop_ids:
+        if sampling.stop is not None:  # the engine's decoder may find the string a token later than ours
+            end = next((n for n in range(1, len(tokens) + 1) if sampling.ends(tokens[:n])), len(tokens))
+            tokens, logprobs = tokens[:end], logprobs[:end]
+        if len(tokens) < sampling.max_tokens and not sampling.ends(tokens):
             raise ServerError(f"a response broke off after {len(tokens)} tokens ({choice.get('finish_reason')})")
         return Answer(tokens, logprobs)
 
@@ -271,6 +275,11 @@ class Api:
         if not isinstance(answer, dict):
             raise ServerError(f"{method} {path}: the answer is no JSON object")
         return answer
+
+
+def _stops(sampling: Sampling) -> Json:
+    """What a request says about stop strings: to look for them in special tokens' text, too."""
+    return {} if sampling.stop is None else {"stop": list(sampling.stop.strings), "skip_special_tokens": False}
 
 
 def _read(response: http.client.HTTPResponse, opened: socket.socket, end: float) -> bytes:

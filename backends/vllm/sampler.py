@@ -334,7 +334,7 @@ class VllmSampler:
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
             starts=starts_of([len(part) for part in tokens]),
             logprobs=logprobs,
-            truncated=np.array([part[-1] not in request.sampling.stop_ids for part in tokens], dtype=bool),
+            truncated=np.array([not request.sampling.ends(part) for part in tokens], dtype=bool),
             version=self.version,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from delta_cli.data import filters, sources, tasks
+from delta_cli.data import filters, sources, tasks, word_problems
 from delta_cli.data.filters import Filter
 from delta_cli.data.layouts import LAYOUTS, Layout, Row
 from delta_cli.data.problem import Problem
@@ -20,14 +20,15 @@ from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 
-ARITHMETIC_PROBLEMS = 5000  # where no limit is set
+GENERATED_PROBLEMS = 5000  # where no limit is set
+GENERATED = (tasks.SOURCE, word_problems.SOURCE)  # sources that are made here
 
 
 @dataclass(frozen=True)
 class DataSpec:
     """Which problems. What is None is taken from the data set's row in LAYOUTS, or Layout's defaults."""
 
-    source: str = tasks.SOURCE  # a hub name, a file, a folder, or "arithmetic"
+    source: str = tasks.SOURCE  # a hub name, a file, a folder, or one of GENERATED
     layout: str | None = None  # a key of LAYOUTS for a copy under another name; otherwise the source
     config: str | None = None
     split: str | None = None
@@ -89,8 +90,8 @@ def load_problems(
     Prompts of more than ``max_prompt_tokens`` are left out, where a tokenizer is given. Raises
     UserError where the source cannot be read or nothing is left of it.
     """
-    if spec.source == tasks.SOURCE:
-        return _arithmetic(spec)
+    if spec.source in GENERATED:
+        return _generated(spec)
     layout = _resolve(spec)
     condition = Filter(layout.filter) if layout.filter else None
     located = sources.rows(spec.source, layout.config, layout.split, _columns(layout, condition), layout.files)
@@ -208,13 +209,20 @@ def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
     return text.strip() or None
 
 
-def _arithmetic(spec: DataSpec) -> LoadedData:
-    """Generated problems, whose two splits have no pair of operands in common."""
-    count = ARITHMETIC_PROBLEMS if spec.limit is None else spec.limit
+def _generated(spec: DataSpec) -> LoadedData:
+    """Problems that are made, whose two splits have none in common."""
+    count = GENERATED_PROBLEMS if spec.limit is None else spec.limit
     apart = round(count * spec.held_out)
-    problems = tasks.problems(spec.task, count - apart, spec.seed, "train")
-    held_out = tasks.problems(spec.task, apart, spec.seed, "held_out")
+    problems = generate(spec.source, spec.task, count - apart, spec.seed, "train")
+    held_out = generate(spec.source, spec.task, apart, spec.seed, "held_out")
     return LoadedData(tuple(problems), tuple(held_out), LoadReport(read=count, kept=count))
+
+
+def generate(source: str, task: TaskSpec, count: int, seed: int, split: tasks.Split) -> list[Problem]:
+    """``count`` problems of one of the sources in GENERATED; raises UserError where there are not so many."""
+    if source == word_problems.SOURCE:
+        return word_problems.problems(count, seed, split)
+    return tasks.problems(task, count, seed, split)
 
 
 def _divide(kept: Sequence[Problem], spec: DataSpec, report: LoadReport) -> LoadedData:

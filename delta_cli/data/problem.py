@@ -18,3 +18,4 @@ class Problem:
     question: str
     answer: Any
     source: str = ""  # the data set or suite it came from
+    kind: str = ""  # of problem, where the source tells several apart

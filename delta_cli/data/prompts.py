@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from delta_cli.data import word_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -14,6 +15,7 @@ BOXED = "{question}\nPlease reason step by step, and put your final answer withi
 
 RAW = {
     "plain": FIELD,
+    "two_shot": word_problems.TEMPLATE,  # for small base models; ends with "\n" as rollout.stop
     "paper": f"User:\n{BOXED}\n\nAssistant:\n",  # the paper's, for base models
 }
 CHAT = {

@@ -16,6 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from backends.stopping import StopText
 from delta_cli.errors import NotFetchedError, UserError
 
 Ids = NDArray[np.int64]
@@ -41,6 +42,7 @@ class Tokenizer:
         self._known[list(vocabulary.values())] = True
         self.longest_token: int = max(map(len, vocabulary), default=1)  # characters that one token can stand for
         self.eos_ids: tuple[int, ...] = tuple(sorted(self._declared_ids(configs, "eos")))
+        self._stops: dict[tuple[str, ...], StopText] = {}
         self.pad_id: int = next(iter([*self._declared_ids(configs, "pad"), *self.eos_ids]), 0)
 
     @classmethod
@@ -78,6 +80,18 @@ class Tokenizer:
             self._core.decode(list(run), skip_special_tokens=skip_special) if known else REPLACEMENT * len(list(run))
             for known, run in runs
         )
+
+    def stop_text(self, strings: Sequence[str]) -> StopText | None:
+        """What ends a response at the first of these strings; None where there are none."""
+        if not strings:
+            return None
+        key = tuple(strings)
+        if key not in self._stops:
+            self._stops[key] = StopText.of(key, self._decode_all, self.vocab_size)
+        return self._stops[key]
+
+    def _decode_all(self, ids: Ids) -> str:
+        return self.decode(ids, skip_special=False)
 
     def pieces(self, ids: Sequence[int] | Ids) -> list[str]:
         """The text each token adds; joined, they are ``decode(ids, skip_special=False)``.

@@ -213,7 +213,9 @@ def _draw(recipe: Recipe, engine: Engine, tokenizer: Tokenizer, data: LoadedData
     prompts = tuple(encode_prompt(problem, template_of(recipe), tokenizer) for problem in problems)
     temperature = recipe.rollout.temperature
     start = time.perf_counter()
-    sampling = Sampling(recipe.rollout.max_tokens, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE)
+    stop = tokenizer.stop_text(recipe.rollout.stop)
+    limit = recipe.rollout.max_tokens
+    sampling = Sampling(limit, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE, stop=stop)
     drawn = engine.rollout(RolloutRequest(prompts, sampling))
     seconds = time.perf_counter() - start
     repeated = tuple(prompt for prompt in prompts for _ in range(RESPONSE_SAMPLE))

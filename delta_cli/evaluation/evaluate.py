@@ -25,13 +25,19 @@ from delta_cli.evaluation.store import ResponseFile, writing
 from delta_cli.rewards.boxed import last_box
 from delta_cli.rewards.choice import chosen
 from delta_cli.rewards.grader import Verdict
+from delta_cli.rewards.number import last_number
 from delta_cli.rewards.responses import RolloutWorker
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
 
 # What a response answers, where its verifier looks for an answer; majorities are counted over it.
-EXTRACT: dict[str, Callable[[str], str | None]] = {"math": last_box, "choice": chosen, "code": lambda text: None}
+EXTRACT: dict[str, Callable[[str], str | None]] = {
+    "math": last_box,
+    "number": last_number,
+    "choice": chosen,
+    "code": lambda text: None,
+}
 
 Progress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
 
@@ -99,7 +105,7 @@ def evaluate(
 
 def responses_folder(weights: str, backend: str, settings: EvaluationSettings) -> Path:
     """Where responses lie below an evaluation's folder: a digest of what decides on them."""
-    return Path("responses") / _digest(model_identity(weights), backend, settings.model_dump_json())[:12]
+    return Path("responses") / _digest(model_identity(weights), backend, settings.identity())[:12]
 
 
 def data_digest(benchmarks: Sequence[Benchmark]) -> str:
@@ -172,6 +178,7 @@ def _draw(
         top_p=settings.top_p,
         samples=settings.samples,
         seed=seed,
+        stop=worker.tokenizer.stop_text(settings.stop),
     )
     drawn = worker.draw(problems, sampling, lambda done, _: report(done), interrupt).result()
     found = drawn.completions

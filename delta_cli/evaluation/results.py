@@ -27,13 +27,14 @@ class Record(BaseModel):
 class EvaluationSettings(Record):
     """How responses are drawn and judged. The defaults are the paper's for mathematics."""
 
-    verifier: Literal["math", "choice", "code"] = Field(
+    verifier: Literal["math", "number", "choice", "code"] = Field(
         default="math", description="what decides that a response is right"
     )
     samples: int = Field(default=16, ge=1, description="responses drawn for each problem")
     temperature: float = Field(default=1.0, ge=0, description="of the softmax; 0 takes the likeliest token")
     top_p: float = Field(default=0.7, gt=0, le=1, description="share of probability kept, the likeliest tokens first")
     max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
+    stop: tuple[str, ...] = Field(default=(), description="strings of which the first ends a response")
     template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
     seed: int = Field(default=0, ge=0, description="of the sampling")
     run_seconds: float = Field(default=6.0, gt=0, description="code: wall-clock time of a response's whole test run")
@@ -42,7 +43,13 @@ class EvaluationSettings(Record):
     def _greedy_once(self) -> Self:
         if self.temperature == 0 and self.samples > 1:
             raise ValueError("temperature 0 gives the same response every time; set samples = 1")
+        if not all(self.stop):
+            raise ValueError("stop: an empty string would end every response before it begins; remove it")
         return self
+
+    def identity(self) -> str:
+        """What tells these settings from others; without what evaluations from before it was there did not know."""
+        return self.model_dump_json(exclude=None if self.stop else {"stop"})
 
 
 class Outcome(BaseModel):

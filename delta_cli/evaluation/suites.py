@@ -13,19 +13,21 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from delta_cli.data import prompts, tasks
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, Record
 
-ARITHMETIC_PROBLEMS = 256  # where no limit is set
+GENERATED_PROBLEMS = 256  # where no limit is set
 
 
 class BenchmarkSpec(Record):
     """One benchmark: where its problems are. Absent fields are the data set's own, or question and answer."""
 
     name: str = Field(min_length=1, description="column of the table")
-    source: str = Field(min_length=1, description='name on the hub, a data file or folder, or "arithmetic"')
+    source: str = Field(
+        min_length=1, description='name on the hub, a data file or folder, "arithmetic" or "word_problems"'
+    )
     layout: str | None = Field(default=None, description="known data set of which the source is a copy")
     config: str | None = Field(default=None, description="configuration of a hub data set")
     split: str | None = Field(default=None, description="split of a hub data set")
@@ -101,9 +103,9 @@ def load_benchmarks(specs: Sequence[BenchmarkSpec], limit: int | None = None) ->
 
 def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
     count = min((each for each in (spec.limit, limit) if each is not None), default=None)
-    if spec.source == tasks.SOURCE:
+    if spec.source in GENERATED:
         task = tasks.TaskSpec(spec.operation, spec.digits, spec.filler)
-        return Benchmark(spec.name, tasks.problems(task, count or ARITHMETIC_PROBLEMS, seed=0, split="held_out"))
+        return Benchmark(spec.name, generate(spec.source, task, count or GENERATED_PROBLEMS, 0, "held_out"))
     data = DataSpec(limit=count, **spec.model_dump(exclude={"name", "limit", "operation", "digits", "filler"}))
     try:
         return Benchmark(spec.name, load_problems(data).problems)

@@ -76,7 +76,7 @@ class Data(Section):
 
     source: str = key(
         "arithmetic",
-        'name on the hub, a .jsonl, .json, .csv or .parquet file, or "arithmetic" (generated)',
+        'name on the hub, a .jsonl, .json, .csv or .parquet file, or generated: "arithmetic", "word_problems"',
         min_length=1,
     )
     config: str | None = key(None, "configuration of a hub data set")
@@ -87,11 +87,13 @@ class Data(Section):
     answer_pattern: str | None = key(None, "regular expression whose first group is the gold answer in its field")
     filter: str | None = key(None, 'condition on the fields of a row, e.g. "difficulty >= 5"')
     limit: int | None = key(
-        None, "use at most so many problems; arithmetic: how many are generated, 5000 when absent", "problems", ge=1
+        None, "use at most so many problems; generated ones: how many, 5000 when absent", "problems", ge=1
     )
     held_out: float = key(0.05, "share kept for evaluation and never trained on", ge=0, lt=1)
     template: str | None = key(
-        None, "prompt: paper, chat, chat_boxed, plain, or text with {question}; absent: chat for arithmetic, else paper"
+        None,
+        "prompt: paper, chat, chat_boxed, plain, two_shot, or text with {question}; absent: chat for arithmetic, "
+        "two_shot for word_problems, else paper",
     )
     operation: Literal["add", "multiply"] = key("add", "arithmetic: the operation")
     digits: int = key(2, "arithmetic: digits of each operand", ge=1, le=9)
@@ -106,10 +108,23 @@ class Rollout(Section):
     max_tokens: int = key(48, "longest response", "tokens", ge=1, le=10**6)
     max_prompt_tokens: int = key(2048, "longest prompt; problems with a longer one are left out", "tokens", ge=1)
     temperature: float = key(1.0, "sampling temperature; log-probabilities are taken at the same", gt=0, le=10)
+    stop: tuple[str, ...] = key(
+        (),
+        "strings of which the first ends a response, as its end-of-sequence token does; in evaluations too",
+        strict=False,
+    )
     batch: int = key(512, "responses generated at a time", "responses", ge=1)
     long_prompts: Literal["drop", "cut"] = key("drop", "longer than max_prompt_tokens: left out, or cut on the left")
     dynamic: bool = key(False, "draw again until every kept group has rewards that differ")
     dynamic_limit: int = key(4, "dynamic: give up after so many draws a step", "draws", ge=1, le=100)
+
+    @model_validator(mode="after")
+    def _no_empty_stop(self) -> Self:
+        if not all(self.stop):
+            raise ValueError(
+                "rollout.stop: an empty string would end every response before it begins; remove it from the list"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +140,9 @@ class Rollout(Section):
 class Reward(Section):
     """What a response is worth."""
 
-    kind: Literal["math", "choice", "code", "custom"] = key("math", "verifier")
+    kind: Literal["math", "number", "choice", "code", "custom"] = key(
+        "math", "verifier; number: the last number of a response, or the one after ####, without a box"
+    )
     verifier: Literal["strict", "math-verify", "public"] = key(
         "strict", "math: ours, the library alone on the whole response, or the public script's; the others accept more"
     )
@@ -383,7 +400,7 @@ class Recipe(Section):
             raise ValueError('reward.kind = "custom" needs reward.custom_file')
         if self.reward.flip and (self.reward.kind == "custom" or self.reward.code == "share"):
             raise ValueError(
-                "reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, choice, or code with all"
+                "reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, number, choice, or code with all"
             )
         if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
             raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")

@@ -19,6 +19,7 @@ from delta_cli.errors import UserError
 from delta_cli.rewards.boxed import closed_boxes
 from delta_cli.rewards.code import code_blocks
 from delta_cli.rewards.mathematics import quick_verdict
+from delta_cli.rewards.number import MARK, last_number, number_reward
 from delta_cli.rewards.sandbox import find_sandbox
 from delta_cli.rewards.spec import RewardSpec
 from delta_cli.rewards.verifiers import Verifier, verifier
@@ -85,6 +86,10 @@ class Grader:
             if correct is not None:
                 result.set_result(Verdict(correct + shaping, correct, None))
                 return result
+        if self.spec.kind == "number":  # takes microseconds
+            correct = bool(number_reward(response, str(problem.answer), problem.question))
+            result.set_result(Verdict(correct + shaping, correct, None))
+            return result
         self._pending.add(result)
         self._schedule(response, problem).add_done_callback(lambda done: self._finish(result, done, shaping))
         return result
@@ -182,6 +187,8 @@ class _Clock:
 def _well_formed(response: str, spec: RewardSpec) -> bool:
     if spec.kind == "code":
         return len(code_blocks(response)) == 1
+    if spec.kind == "number":
+        return response.count(MARK) == 1 and last_number(response) is not None
     boxes, unfinished = closed_boxes(response)
     return len(boxes) == 1 and not unfinished
 

@@ -43,7 +43,7 @@ def quick_verdict(response: str, gold: str, question: str = "") -> bool | None:
     truth = _normalised(_gold(gold))
     if answer is None or truth is None:
         return False
-    return True if answer == truth else _same_number(truth, answer, question)
+    return True if answer == truth else same_number(truth, answer, question)
 
 
 def same_answer(gold: str, answer: str, question: str = "") -> bool:
@@ -53,7 +53,7 @@ def same_answer(gold: str, answer: str, question: str = "") -> bool:
         return False
     if truth == given:
         return True
-    plain = _same_number(truth, given, question)
+    plain = same_number(truth, given, question)
     if plain is not None:
         return plain
     if question:
@@ -65,7 +65,7 @@ def same_answer(gold: str, answer: str, question: str = "") -> bool:
         return False
 
 
-def _same_number(gold: str, given: str, question: str) -> bool | None:
+def same_number(gold: str, given: str, question: str) -> bool | None:
     """Of two plain numbers; where the question asks for a percentage, its sign may be left out or added."""
     same = same_literal(gold, given)
     if same is not False or gold.endswith("%") == given.endswith("%"):

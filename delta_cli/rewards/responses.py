@@ -111,8 +111,10 @@ class RolloutWorker:
         def finished(place: int, tokens: Ids) -> None:
             nonlocal tokens_seen
             problem, count = problems[mine[place // samples]], len(tokens)
-            texts[place] = begun[place // samples] + self.tokenizer.decode(tokens)
-            truncated = not count or int(tokens[-1]) not in self.tokenizer.eos_ids
+            ended = sampling.ends(tokens)
+            text = self.tokenizer.decode(tokens)
+            texts[place] = begun[place // samples] + (before_stop(text, sampling) if ended else text)
+            truncated = not ended
             verdicts[place] = self.grader.submit(texts[place], problem, count, truncated)
             tokens_seen += count
             on_progress(len(texts), tokens_seen)
@@ -132,6 +134,12 @@ class RolloutWorker:
             collective=self.collective,
             interrupt=interrupt,
         )
+
+
+def before_stop(text: str, sampling: Sampling) -> str:
+    """The text of a response up to its first stop string, which is no part of the answer."""
+    strings = () if sampling.stop is None else sampling.stop.strings
+    return text[: min((place for place in map(text.find, strings) if place >= 0), default=len(text))]
 
 
 def together(collective: Collective, work: Callable[[], Item]) -> Item:

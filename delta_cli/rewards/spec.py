@@ -7,7 +7,7 @@ from typing import Literal
 
 from delta_cli.errors import UserError
 
-Kind = Literal["math", "choice", "code", "custom"]
+Kind = Literal["math", "number", "choice", "code", "custom"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RewardSpec:
     """
 
     kind: Kind = "math"
-    format_bonus: float = 0.0  # for a complete response with exactly one closed box, or one code block
+    format_bonus: float = 0.0  # for a complete response with exactly one closed box, code block, or ####
     length_penalty: float = 0.0  # for every thousand tokens
     overlong: Overlong | None = None
     grader: Literal["strict", "math-verify", "public"] = "strict"  # math: ours, or one of rewards.lenient

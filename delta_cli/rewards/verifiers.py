@@ -13,6 +13,7 @@ from delta_cli.rewards.choice import choice_reward
 from delta_cli.rewards.code import check_tests, code_reward
 from delta_cli.rewards.lenient import LENIENT
 from delta_cli.rewards.mathematics import math_reward, warm_up
+from delta_cli.rewards.number import last_number, number_reward
 from delta_cli.rewards.spec import Kind, RewardSpec
 
 Verifier = Callable[[str, Problem], float]
@@ -31,6 +32,11 @@ def check_answers(kind: Kind, problems: Sequence[Problem]) -> None:
                 f"problem '{problem.id}' of {problem.source}: its answer is an object, which no answer in mathematics "
                 'is equal to; name the column of the answer in data.answer, or set reward.kind = "code"'
             )
+        elif kind == "number" and not (isinstance(problem.answer, str) and last_number(problem.answer)):
+            raise UserError(
+                f"problem '{problem.id}' of {problem.source}: its answer {str(problem.answer)[:60]!r} ends with no "
+                'number; leave it out with data.filter, or set reward.kind = "math"'
+            )
 
 
 def verifier(spec: RewardSpec) -> Verifier:
@@ -42,6 +48,8 @@ def verifier(spec: RewardSpec) -> Verifier:
     if spec.kind == "math":
         warm_up()
         return lambda response, problem: math_reward(response, str(problem.answer), problem.question)
+    if spec.kind == "number":
+        return lambda response, problem: number_reward(response, str(problem.answer), problem.question)
     if spec.kind == "choice":
         return lambda response, problem: choice_reward(response, str(problem.answer))
     if spec.kind == "code":

@@ -199,6 +199,7 @@ def roll(
         temperature=settings.temperature,
         samples=settings.responses,
         seed=seed,
+        stop=worker.tokenizer.stop_text(settings.stop),
     )
 
     def on_progress(responses: int, tokens: int) -> None:

@@ -11,6 +11,7 @@ from backends import registry
 from backends.collective import SOLO
 from backends.interface import BackendSettings, Collective, LoraSettings, OptimizerSettings
 from delta_cli.assets import model_path
+from delta_cli.data import word_problems
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tasks import SOURCE, TaskSpec
@@ -101,7 +102,8 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 
 def template_of(recipe: Recipe) -> str:
     """The prompt template, the data's usual one where the recipe names none."""
-    return recipe.data.template or ("chat" if recipe.data.source == SOURCE else "paper")
+    usual = {SOURCE: "chat", word_problems.SOURCE: "two_shot"}
+    return recipe.data.template or usual.get(recipe.data.source, "paper")
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
@@ -179,6 +181,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
         max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
+        stop=recipe.rollout.stop,
         template=template_of(recipe),
         seed=recipe.run.seed,
         run_seconds=recipe.reward.run_seconds,

@@ -73,8 +73,9 @@ TRIPWIRES = (
     Tripwire(
         "all_truncated",
         lambda now, first: now["truncated"] == 1,
-        "every response ran into the limit, so none could end with an answer: raise rollout.max_tokens, or check that "
-        "the model knows its end-of-sequence token",
+        "every response ran into the limit, so none could end with an answer: raise rollout.max_tokens; where a base "
+        'model goes on with the next question, set rollout.stop to what that begins with, such as ["\\nQ:"]; or '
+        "check that the model knows its end-of-sequence token",
     ),
     Tripwire(
         "entropy_collapse",

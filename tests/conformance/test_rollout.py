@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from backends.interface import Completions, Engine, Proxy, RolloutRequest, Sampling, Sequences
+from backends.stopping import StopText
 
 from .conftest import EOS, VOCAB, Make, Tolerance
 from .oracle import Oracle
@@ -59,6 +62,54 @@ def test_responses_end_where_they_should(backend: Engine) -> None:
         assert not set(tokens[:-1]) & set(SAMPLING.stop_ids)
         assert truncated == (tokens[-1] not in SAMPLING.stop_ids)
         assert not truncated or len(tokens) == SAMPLING.max_tokens
+
+
+# Texts of the ids: a string may lie in one token, begin in one and end in another, or need three of them.
+TEXTS = [("a", "b", "c", "ab", "ca", "bcb")[token % 6] for token in range(VOCAB)]
+
+
+def text_of(tokens: np.ndarray | list[int]) -> str:
+    return "".join(TEXTS[token] for token in tokens)
+
+
+@pytest.mark.parametrize("strings", [("bb",), ("cab", "aaa"), ("bcb",)])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_the_first_stop_string_ends_a_response_wherever_tokens_begin(
+    backend: Engine, make: Make, strings: tuple[str, ...], temperature: float
+) -> None:
+    """The tokens are those drawn without it, up to the one that completes the first string, which is kept."""
+    plain = Sampling(max_tokens=12, stop_ids=(EOS,), temperature=temperature, samples=6, seed=9)
+    if temperature == 0:
+        plain = replace(plain, samples=1)
+    whole = backend.rollout(RolloutRequest(tuple(PROMPTS), plain))
+    expected, cut = [], []
+    for tokens, truncated in zip(responses(whole), whole.truncated, strict=True):
+        ends = [n for n in range(1, len(tokens) + 1) if any(string in text_of(tokens[:n]) for string in strings)]
+        expected.append(tokens[: ends[0]] if ends else tokens)
+        cut.append(bool(truncated) and not ends)
+    if temperature:
+        assert 0 < sum(len(a) < len(b) for a, b in zip(expected, responses(whole), strict=True)) < len(expected)
+    stopped = replace(plain, stop=StopText.of(strings, text_of, VOCAB))
+    reported: dict[int, list[int]] = {}
+    for engine in (backend, make(rollout_batch=2)):  # alone, and with others taking the places of those that end
+        found = engine.rollout(RolloutRequest(tuple(PROMPTS), stopped), lambda row, t: reported.update({row: [*t]}))
+        assert responses(found) == expected == [reported[row] for row in range(len(expected))]
+        assert found.truncated.tolist() == cut
+        scored = engine.score(
+            Sequences(
+                tuple(prompt for prompt in PROMPTS for _ in range(plain.samples)),
+                found.tokens,
+                found.starts,
+                plain.temperature,
+            )
+        ).logprobs
+        np.testing.assert_allclose(found.logprobs, scored, atol=1e-4, rtol=0)
+
+
+def test_a_stop_string_with_the_last_token_allowed_is_not_truncation(backend: Engine) -> None:
+    stop = StopText.of(("a", "b", "c"), text_of, VOCAB)
+    completions = backend.rollout(RolloutRequest(tuple(PROMPTS), Sampling(1, (EOS,), stop=stop)))
+    assert not completions.truncated.any()
 
 
 def test_stopping_with_the_last_token_allowed_is_not_truncation(backend: Engine) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
 from backends.interface import Completions, Ids, OnFinished, RolloutRequest, Sampling, starts_of
+from backends.stopping import StopText
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.boxed import last_box
 
@@ -18,6 +20,9 @@ class CharacterTokenizer:
     """An id is a code point; 0 ends a sequence and has no text."""
 
     eos_ids = (EOS,)
+
+    def stop_text(self, strings: Sequence[str]) -> StopText | None:
+        return StopText.of(strings, self.decode, 128) if strings else None
 
     def encode(self, text: str, special: bool = True) -> Ids:
         return np.array([ord(character) for character in text], dtype=np.int64)

@@ -88,7 +88,7 @@ def test_a_data_file_is_a_suite(tmp_path: Path) -> None:
         (MINIMAL + "[setings]\n", r"unknown key setings; did you mean settings\?"),
         (
             MINIMAL + '[settings]\nverifier = "music"',
-            r"settings.verifier = 'music' is not allowed: .*'math', 'choice' or 'code'",
+            r"settings.verifier = 'music' is not allowed: .*'math', 'number', 'choice' or 'code'",
         ),
         (MINIMAL + '[settings]\ntemplate = "papr"', "prompt template 'papr'"),
         (MINIMAL + '[[benchmarks]]\nname = "one"\nsource = "x"', "two benchmarks are called 'one'"),

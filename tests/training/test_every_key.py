@@ -64,6 +64,7 @@ TOGETHER: dict[str, Any] = {
     "rollout.max_tokens": 13,
     "rollout.temperature": 0.7,
     "rollout.batch": 41,
+    "rollout.stop": ["c-stop", "c-other"],
     "reward.allow_unsandboxed": True,
     "reward.run_seconds": 7.5,
     "reward.format": 0.25,
@@ -233,6 +234,9 @@ ARRIVES: dict[str, Found] = {
     ),
     "rollout.temperature": lambda seen: one(
         [each.temperature for each in seen.samplings("rollout")] + [each.temperature for each, _ in seen.scored]
+    ),
+    "rollout.stop": lambda seen: list(
+        one([each.stop.strings for _, _, each in seen.rollouts if each.stop] + [seen.the(EvaluationSettings, "stop")])
     ),
     "parallel.sharding": of(BackendSettings, "sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "gradient_zero": ({"grad_norm": 0.0}, "model.lora"),
     "groups_equal": ({"equal_groups": 1.0, "updates": 0, "grad_norm": 0.0, "policy_shift": 0.0}, "rollout.dynamic"),
     "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_limit"),
-    "all_truncated": ({"truncated": 1.0}, "rollout.max_tokens"),
+    "all_truncated": ({"truncated": 1.0}, "set rollout.stop to what that begins with"),
     "entropy_collapse": ({"entropy_mean": 0.01}, "update.kl_coefficient"),
     "engine_mismatch": ({"engine_gap_mean": 0.3}, "update.importance_cap"),
     "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),

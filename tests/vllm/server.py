@@ -24,6 +24,7 @@ import numpy as np
 
 from backends import registry
 from backends.interface import BackendSettings, Engine, RolloutRequest, Sampling, Sequences
+from delta_cli.data.tokenizer import Tokenizer
 
 COMPLETIONS, RELOAD, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
 VERSION = "0.32.0"
@@ -108,8 +109,14 @@ class TestServer:
             logprobs = self._score(prompt, 1.0)
             table = [{str(i): {"logprob": float(p)}} for i, p in zip(prompt[1:], logprobs, strict=True)]
             return {"prompt_logprobs": [None, *table], "token_ids": [0]}
+        if body.get("stop"):
+            assert body["skip_special_tokens"] is False, "strings in special tokens would not be seen"
         sampling = Sampling(
-            body["max_tokens"], tuple(body.get("stop_token_ids", ())), body["temperature"], seed=body.get("seed", 0)
+            body["max_tokens"],
+            tuple(body.get("stop_token_ids", ())),
+            body["temperature"],
+            seed=body.get("seed", 0),
+            stop=Tokenizer.load(self.model).stop_text(tuple(body.get("stop", ()))),
         )
         drawn = self.engine.rollout(RolloutRequest((prompt,), sampling))
         tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()

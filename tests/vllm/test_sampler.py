@@ -11,6 +11,7 @@ import pytest
 from backends.interface import BackendError, Engine, RolloutRequest, Sequences, Weights
 from backends.vllm import VllmSampler, VllmSettings
 from backends.vllm.sampler import seed_of
+from delta_cli.data.tokenizer import Tokenizer
 from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, move, publish, same
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault, serving
 
@@ -46,6 +47,34 @@ def test_responses_end_as_they_should_and_are_reported_whole(connect: Connect, t
     for part, truncated in zip(parts, drawn.truncated, strict=True):
         assert truncated == (part[-1] not in SAMPLING.stop_ids)
         assert not set(part[:-1]) & set(SAMPLING.stop_ids)
+
+
+def test_a_stop_string_ends_a_response(connect: Connect, trainer: Engine, model: Path) -> None:
+    """The tokens are those without it, up to the one that completes the first; it lies across two of them."""
+    pair = connect()
+    publish(trainer, pair.sampler)
+    tokenizer = Tokenizer.load(str(model))
+    strings = ("2 t", "7 t1")
+    whole, drawn = pair.draw(), pair.draw(stop=tokenizer.stop_text(strings))
+    shorter = 0
+    for row, tokens in enumerate(np.split(whole.tokens, whole.starts[1:-1])):
+        texts = [tokenizer.decode(tokens[:n]) for n in range(1, len(tokens) + 1)]
+        end = next((n for n, text in enumerate(texts, 1) if any(string in text for string in strings)), None)
+        assert drawn.tokens[drawn.starts[row] : drawn.starts[row + 1]].tolist() == tokens[:end].tolist()
+        assert drawn.truncated[row] == (whole.truncated[row] and end is None)
+        shorter += end is not None and end < len(tokens)
+    assert 0 < shorter < 9
+
+
+def test_a_server_that_goes_on_a_token_too_long_is_cut(connect: Connect, trainer: Engine, model: Path) -> None:
+    """An engine's own decoder may hold a character back; what came after the string is not the response's."""
+    pair = connect()
+    publish(trainer, pair.sampler)
+    api, stop = pair.sampler._servers[0].api, Tokenizer.load(str(model)).stop_text(("2 t", "7 t1"))
+    expected = pair.draw(stop=stop)
+    ask = api._complete
+    api._complete = lambda request, *more: ask({**request, "stop": []}, *more)  # type: ignore[method-assign]
+    assert same(pair.draw(stop=stop), expected)
 
 
 def test_noise_is_a_function_of_seed_and_global_row(connect: Connect, trainer: Engine) -> None:

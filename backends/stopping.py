@@ -1,0 +1,47 @@
+"""Strings that end a response, found in the text of its tokens wherever token boundaries lie. Numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.interface import Bools, Ids
+
+REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no whole character
+
+
+@dataclass(frozen=True)
+class StopText:
+    """Strings of which the first that appears in a response's text ends it.
+
+    The token that completes a string is the response's last: it is kept as it was sampled, and counts.
+    ``decode`` is the text of ids, special tokens included; ``may_complete`` says of each id whether a
+    string can be complete only after it, so that for nearly all tokens nothing needs to be decoded.
+    """
+
+    strings: tuple[str, ...]
+    decode: Callable[[Ids], str]
+    may_complete: Bools  # [V] of the tokenizer; ids beyond it are no text
+
+    @classmethod
+    def of(cls, strings: Sequence[str], decode: Callable[[Ids], str], vocabulary: int) -> StopText:
+        """Looks at the text of every id of a tokenizer with ``vocabulary`` of them. Empty strings are refused."""
+        if not all(strings):
+            raise ValueError("a stop string is empty, and would end every response before it begins")
+        last = {string[-1] for string in strings} | {REPLACEMENT}  # a character may need several tokens
+        texts = (decode(np.array([token])) for token in range(vocabulary))
+        return cls(tuple(strings), decode, np.array([not last.isdisjoint(text) for text in texts], dtype=bool))
+
+    @property
+    def window(self) -> int:
+        """Tokens within which a string ends that the last of them completes: each brings a byte, at least."""
+        return max(len(string.encode()) for string in self.strings) + 4
+
+    def completed_by(self, tokens: Ids | Sequence[int]) -> bool:
+        """Whether the last of ``tokens``, a response so far, completes a string."""
+        if not len(tokens) or not (0 <= tokens[-1] < len(self.may_complete)) or not self.may_complete[tokens[-1]]:
+            return False
+        text = self.decode(np.asarray(tokens[-self.window :], dtype=np.int64))
+        return any(string in text for string in self.strings)
