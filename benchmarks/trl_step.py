@@ -9,24 +9,27 @@ same reward; see step.py. A step is a generation batch with its updates:
   DelTA takes the features from that forward;
 - ``TRL does not``: one update on it, by accumulation, so DelTA makes the forward itself.
 
-Seconds are of the processor (all threads of the process; only one trainer works at a time), so that
-other work on the machine counts less; the ratio is the median over rounds. ``inside`` is the share of
-the step that is spent in DelTA's own code, clocked there, and the number to read: two plain trainers in
-turns do not measure a ratio of 1 (1.12 on a busy machine, where the second in turn was the slower).
+Three trainers take turns in one process: TRL's, TRL's once more, and the one with DelTA, in an order that rotates from
+round to round, so that none always follows the same. Seconds are of the processor (all threads; only one trainer works
+at a time), so that other work on the machine counts less; a ratio is the median over rounds. That of TRL's second
+trainer to its first is what the measurement itself is worth. ``inside`` is the share of a step that is spent in
+DelTA's own code, clocked there. Peak memory is that of a fresh process that takes two generation batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import median_ratio, show, write
+from common import in_fresh_process, median_ratio, peak_memory, show, write
 from lengths import scheduled_generate
 from reward import reward
 from step import dataset, trl_settings
@@ -39,27 +42,37 @@ from delta_cli.integrations.trl import DelTAMixin, with_delta
 from delta_cli.integrations.trl.scoring import Scorer
 
 MODES = {"TRL scores": (1, 4), "TRL does not": (4, 4)}  # gradient_accumulation_steps, steps_per_generation
+NAMES = ("TRL", "TRL again", "DelTA")
 
 
-class Turn:
-    """One trainer's turn to work: the other waits."""
+class Turns:
+    """Which trainer works: one at a time, round after round, the order rotating."""
 
-    def __init__(self, batches: int) -> None:
-        self.go, self.other = threading.Semaphore(0), self
-        self.batches, self.seconds, self.inside = batches, list[float](), list[float]()
+    def __init__(self, names: Sequence[str], rounds: int) -> None:
+        self.rounds = rounds
+        self._order = [names[(place + shift) % len(names)] for shift in range(rounds) for place in range(len(names))]
+        self._go = {name: threading.Semaphore(0) for name in names}
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.inside: dict[str, list[float]] = {name: [] for name in names}
+        self._started = 0.0
 
-    def wait(self) -> None:
-        """Until the other's generation batch is done; then the clock starts."""
-        self.go.acquire()
-        self.started, INSIDE.seconds = time.process_time(), 0.0
+    def begin(self) -> None:
+        """The first turn of all, or the next after one is done; none is left at the end."""
+        if self._order:
+            self._go[self._order.pop(0)].release()
 
-    def done(self) -> None:
-        """A generation batch is done: the other's turn."""
-        self.seconds.append(time.process_time() - self.started)
-        self.inside.append(INSIDE.seconds / self.seconds[-1])
-        self.other.go.release()
-        if len(self.seconds) < self.batches:
-            self.wait()
+    def wait(self, name: str) -> None:
+        """Until it is this trainer's turn; then the clock starts."""
+        self._go[name].acquire()
+        self._started, INSIDE.seconds = time.process_time(), 0.0
+
+    def done(self, name: str) -> None:
+        """A generation batch is done: the next one's turn."""
+        self.seconds[name].append(time.process_time() - self._started)
+        self.inside[name].append(INSIDE.seconds / self.seconds[name][-1])
+        self.begin()
+        if len(self.seconds[name]) < self.rounds:
+            self.wait(name)
 
 
 class Inside:
@@ -88,19 +101,19 @@ INSIDE = Inside()
 
 
 class Batches(TrainerCallback):  # type: ignore[misc]
-    """Hands the turn over after every generation batch."""
+    """Hands the turn over after every generation batch of ``every`` optimizer steps."""
 
-    def __init__(self, turn: Turn, every: int) -> None:
-        self._turn, self._every = turn, every
+    def __init__(self, name: str, turns: Turns, every: int) -> None:
+        self._name, self._turns, self._every = name, turns, every
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """The first turn."""
-        self._turn.wait()
+        self._turns.wait(self._name)
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         """After ``every`` optimizer steps."""
         if state.global_step % self._every == 0:
-            self._turn.done()
+            self._turns.done(self._name)
 
 
 def grade(completions: list[str], **_: Any) -> list[float]:
@@ -108,40 +121,50 @@ def grade(completions: list[str], **_: Any) -> list[float]:
     return [reward(text, None) + at % 2 for at, text in enumerate(completions)]
 
 
-def make(kind: str, mode: str, workload: Workload, model: Path, turn: Turn) -> Any:
-    """A trainer of a kind that works in its turns."""
+def make(name: str, mode: str, workload: Workload, model: Path, turns: Turns) -> Any:
+    """A trainer that works in its turns."""
     accumulate, steps = MODES[mode]
     every = steps // accumulate  # optimizer steps of a generation batch
-    args = trl_settings(workload, model, turn.batches)
+    args = trl_settings(workload, model, turns.rounds)
     args.gradient_accumulation_steps, args.steps_per_generation = accumulate, steps
-    args.max_steps = turn.batches * every
-    args.output_dir = str(model / f"{kind} {mode}")
-    cls = with_delta(GRPOTrainer) if kind == "DelTA" else GRPOTrainer
-    trainer = cls(str(model), grade, args=args, train_dataset=dataset(workload), callbacks=[Batches(turn, every)])
+    args.max_steps = turns.rounds * every
+    args.output_dir = str(model / f"{name} {mode}")
+    cls = with_delta(GRPOTrainer) if name == "DelTA" else GRPOTrainer
+    callbacks = [Batches(name, turns, every)]
+    trainer = cls(str(model), grade, args=args, train_dataset=dataset(workload), callbacks=callbacks)
     trainer.eos_token_ids = [workload.stop]
     trainer.model.generate = scheduled_generate(trainer.model.generate, workload.lengths, workload.stop)
     return trainer
 
 
-def measure(mode: str, workload: Workload, rounds: int) -> dict[str, Any]:
-    """Seconds of both trainers' generation batches, taken in turns."""
+def train(names: Sequence[str], mode: str, workload: Workload, rounds: int) -> Turns:
+    """So many generation batches of each of the trainers, in turns."""
+    turns = Turns(names, rounds)
     with TemporaryDirectory() as scratch:
         model = workload.write(Path(scratch))
-        turns = {kind: Turn(rounds + 1) for kind in ("TRL", "DelTA")}
-        turns["TRL"].other, turns["DelTA"].other = turns["DelTA"], turns["TRL"]
-        trainers = [make(kind, mode, workload, model, turn) for kind, turn in turns.items()]
+        trainers = [make(name, mode, workload, model, turns) for name in names]
         threads = [threading.Thread(target=trainer.train, daemon=True) for trainer in trainers]
         for thread in threads:
             thread.start()
-        turns["TRL"].go.release()
+        turns.begin()
         for thread in threads:
             thread.join()
-    seconds = {kind: turn.seconds[1:] for kind, turn in turns.items()}
+    return turns
+
+
+def measure(mode: str, workload: Workload, rounds: int) -> dict[str, Any]:
+    """Seconds of the trainers' generation batches, the first of each left out, and their peak memory."""
+    turns = train(NAMES, mode, workload, rounds + 1)
+    seconds = {name: values[1:] for name, values in turns.seconds.items()}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
+    memory = {name: in_fresh_process(__file__, "--memory", name, mode, *options) for name in ("TRL", "DelTA")}
     return {
-        "seconds": {kind: statistics.median(values) for kind, values in seconds.items()},
+        "seconds": {name: statistics.median(values) for name, values in seconds.items()},
         "ratio": median_ratio(seconds["DelTA"], seconds["TRL"]),
-        "inside": statistics.median(turns["DelTA"].inside[1:]),
+        "control": median_ratio(seconds["TRL again"], seconds["TRL"]),
+        "inside": statistics.median(turns.inside["DelTA"][1:]),
         "rounds": seconds,
+        "peak_memory": memory,
         "feature_bytes": int(workload.lengths.sum()) * workload.hidden * 4,
     }
 
@@ -153,8 +176,14 @@ def main() -> None:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out")
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    if args.memory:
+        name, mode = args.memory
+        train([name], mode, workload, 2)
+        print(json.dumps(peak_memory()))
+        return
     INSIDE.clock(DelTAMixin, "_delta_credit")
     INSIDE.clock(Scorer, "_rows")
     INSIDE.clock(TorchFeatures, "put")
@@ -167,7 +196,9 @@ def main() -> None:
                 "TRL (s)": f"{row['seconds']['TRL']:.2f}",
                 "with DelTA (s)": f"{row['seconds']['DelTA']:.2f}",
                 "ratio": f"{row['ratio']:.3f}",
+                "TRL to TRL": f"{row['control']:.3f}",
                 "inside (%)": f"{100 * row['inside']:.2f}",
+                "more memory (MB)": f"{(row['peak_memory']['DelTA'] - row['peak_memory']['TRL']) / 1e6:.1f}",
                 "features (MB)": f"{row['feature_bytes'] / 1e6:.1f}",
             }
             for mode, row in results.items()
