@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart real test test-vllm quick fuzz lint format clean
+.PHONY: quickstart real test test-vllm quick fuzz models lint format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
@@ -31,6 +31,10 @@ quick: .venv/test
 MINUTES ?= 10
 fuzz: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(MINUTES)
+
+# The table of docs/models.md, from what tiny models of every family do on both backends
+models: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.families
 
 # The sampler against the real vLLM on the CPU, in an environment of its own: it wants another transformers.
 test-vllm: .venv/test .venv-vllm/installed

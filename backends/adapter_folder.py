@@ -8,19 +8,40 @@ that it does not know mlx-lm's.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from backends.interface import LoraSettings
+from backends.interface import BackendError, LoraSettings
 
 Array = NDArray[np.float32]
+Matrices = dict[str, tuple[Array, Array]]  # A [r, in] and B [out, r] by the path of their module
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.([\w.]+)")
+PEFT_FILE, MLX_FILE, CONFIG = "adapter_model.safetensors", "adapters.safetensors", "adapter_config.json"
+_LAYER = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.([\w.]+)")
+_PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_MLX = re.compile(r"(.+)\.lora_([ab])")
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+# What PEFT's configurations may ask for and W + scale · B·A does not have, with the values that ask for nothing.
+_BEYOND = {
+    "use_dora": (False,),
+    "bias": ("none",),
+    "fan_in_fan_out": (False,),
+    "modules_to_save": ([],),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "trainable_token_indices": (),
+    "target_parameters": ([],),
+    "use_bdlora": (),
+    "arrow_config": (),
+}
 
 
 def is_portable(paths: Iterable[str]) -> bool:
@@ -28,14 +49,34 @@ def is_portable(paths: Iterable[str]) -> bool:
     return all(_LAYER.fullmatch(path) for path in paths)
 
 
-def write(folder: Path, matrices: Mapping[str, tuple[Array, Array]], lora: LoraSettings, depth: int, base: str) -> None:
+def place(path: str) -> tuple[int, str]:
+    """The layer of a module and its path inside of it, which do not depend on what the text model is part of.
+
+    Raises BackendError for a module of no layer.
+    """
+    match = _LAYER.fullmatch(path)
+    if match is None:
+        raise BackendError(
+            f"an adapter on '{path}', which is no projection of a layer; such adapters cannot be trained"
+        )
+    return int(match[1]), match[2]
+
+
+def write(
+    folder: Path,
+    matrices: Mapping[str, tuple[Array, Array]],
+    lora: LoraSettings,
+    depth: int,
+    base: str,
+    peft_prefix: str = "",
+) -> None:
     """Write the adapters A [r, in] and B [out, r] of modules by path, of a model of ``depth`` layers.
 
-    ``base`` is the model's folder or hub name. The paths are such as :func:`is_portable` tells.
+    ``base`` is the model's folder or hub name. The paths are mlx-lm's, such as :func:`is_portable` tells; transformers
+    has the layers under ``peft_prefix`` where it has them elsewhere.
     """
-    found = [match for path in matrices if (match := _LAYER.fullmatch(path))]
-    layers = sorted({int(match[1]) for match in found})
-    keys = sorted({match[2] for match in found})
+    places = [place(path) for path in matrices]
+    layers = sorted({layer for layer, _ in places})
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -49,15 +90,138 @@ def write(folder: Path, matrices: Mapping[str, tuple[Array, Array]], lora: LoraS
         "layers_to_transform": None if len(layers) == depth else layers,
         "fine_tune_type": "lora",
         "num_layers": depth - layers[0],
-        "lora_parameters": {"rank": lora.rank, "scale": lora.scale, "dropout": 0.0, "keys": keys},
+        "lora_parameters": {
+            "rank": lora.rank,
+            "scale": lora.scale,
+            "dropout": 0.0,
+            "keys": sorted({inside for _, inside in places}),
+        },
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     peft: dict[str, Array] = {}
     mlx: dict[str, Array] = {}
-    for path, (a, b) in matrices.items():
-        peft |= {f"base_model.model.{path}.lora_A.weight": a, f"base_model.model.{path}.lora_B.weight": b}
+    for (layer, inside), (path, (a, b)) in zip(places, matrices.items(), strict=True):
+        name = f"base_model.model.{peft_prefix}layers.{layer}.{inside}" if peft_prefix else f"base_model.model.{path}"
+        peft |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
         mlx |= {f"{path}.lora_a": a.T, f"{path}.lora_b": b.T}
-    for name, arrays in (("adapter_model.safetensors", peft), ("adapters.safetensors", mlx)):
+    for name, arrays in ((PEFT_FILE, peft), (MLX_FILE, mlx)):
         # safetensors writes the memory as it lies, whatever the strides say
         save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, folder / name, {"format": "pt"})
+
+
+def find(name: str) -> Path:
+    """The folder of adapters: ``name`` itself, or its snapshot from the Hugging Face hub. Raises BackendError."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+            raise BackendError(
+                f"adapter folder '{name}' does not exist; give a folder, or a name on the hub like owner/name"
+            )
+        folder = _download(name)
+    if not (folder / CONFIG).is_file():
+        raise BackendError(f"adapter '{name}' has no {CONFIG}; give the folder that PEFT or mlx-lm wrote")
+    return folder
+
+
+def _download(name: str) -> Path:
+    import huggingface_hub
+
+    patterns = [CONFIG, PEFT_FILE, MLX_FILE]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BackendError(f"adapter '{name}' is no folder here and cannot be had from the hub: {reason}") from error
+
+
+def read(name: str, lora: LoraSettings) -> dict[tuple[int, str], tuple[Array, Array]]:
+    """The adapters in a folder or on the hub, of PEFT's format or mlx-lm's, by layer and path inside of it.
+
+    Raises BackendError where they are none that ``lora`` describes, or hold more than low-rank matrices.
+    """
+    folder = find(name)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        peft = config.get("peft_type") is not None
+        rank, scale = _peft_size(name, config) if peft else _mlx_size(name, config)
+        arrays = _load(folder / (PEFT_FILE if peft else MLX_FILE))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BackendError(f"adapter '{name}' cannot be read ({reason}); get its files again") from error
+    for key, found, wanted in (("rank", rank, lora.rank), ("scale", scale, lora.scale)):
+        if not math.isclose(found, wanted, rel_tol=1e-9):
+            raise BackendError(
+                f"adapter '{name}' has {key} {found:g}, the recipe {wanted:g}; set model.lora.{key} = {found:g}"
+            )
+    return {place(path): pair for path, pair in _pairs(name, arrays, peft).items()}
+
+
+def fit(
+    name: str, found: Mapping[tuple[int, str], tuple[Array, Array]], shapes: Mapping[str, tuple[int, int]]
+) -> Matrices:
+    """The adapters of ``found`` by the paths of ``shapes``, the model's modules that get one: [out, in] by path.
+
+    Raises BackendError where the two do not name the same modules, or a shape differs.
+    """
+    wanted = {place(path): path for path in shapes}
+    for missing, there in ((wanted.keys() - found.keys(), "no"), (found.keys() - wanted.keys(), "an")):
+        if missing:
+            layer, inside = min(missing)
+            raise BackendError(
+                f"adapter '{name}' has {there} adapter on {inside} of layer {layer}, where model.lora says otherwise; "
+                f"set model.lora.targets to {sorted({inside.split('.')[-1] for _, inside in found})}, and "
+                "model.lora.layers to the layers that have one"
+            )
+    for key, path in wanted.items():
+        (out, size), (a, b) = shapes[path], found[key]
+        if (b.shape[0], a.shape[1]) != (out, size):
+            raise BackendError(
+                f"adapter '{name}' is of another model: {path} is {(out, size)} here, {(b.shape[0], a.shape[1])} there"
+            )
+    return {path: found[key] for key, path in wanted.items()}
+
+
+def _peft_size(name: str, config: Mapping[str, Any]) -> tuple[float, float]:
+    if config["peft_type"] != "LORA":
+        raise BackendError(f"adapter '{name}' is of PEFT's type {config['peft_type']}; only LORA can be gone on with")
+    for key, plain in _BEYOND.items():
+        if (value := config.get(key)) is not None and value not in plain:
+            raise BackendError(f"adapter '{name}' has {key} = {value}, which is not trained here; merge it first")
+    rank = config["r"]
+    return rank, config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _mlx_size(name: str, config: Mapping[str, Any]) -> tuple[float, float]:
+    if (kind := config.get("fine_tune_type", "lora")) != "lora":
+        raise BackendError(f"adapter '{name}' is of mlx-lm's type {kind}; only lora can be gone on with: fuse it first")
+    parameters = config["lora_parameters"]
+    return parameters["rank"], parameters["scale"]
+
+
+def _load(file: Path) -> dict[str, Array]:
+    """The arrays of a safetensors file as float32."""
+    arrays = {}
+    for key, stored in deserialize(file.read_bytes()):
+        if stored["dtype"] == "BF16":  # which numpy does not have: the upper half of a float32
+            array = (np.frombuffer(stored["data"], "<u2").astype("<u4") << 16).view(np.float32)
+        else:
+            array = np.frombuffer(stored["data"], _TYPES[stored["dtype"]]).astype(np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(f"'{key}' holds numbers that are not finite")
+        arrays[key] = array.reshape(stored["shape"])
+    return arrays
+
+
+def _pairs(name: str, arrays: Mapping[str, Array], peft: bool) -> Matrices:
+    """A [r, in] and B [out, r] by path, from either library's names."""
+    halves: dict[str, dict[str, Array]] = {}
+    for key, array in arrays.items():
+        match = (_PEFT if peft else _MLX).fullmatch(key)
+        if match is None or array.ndim != 2:
+            raise BackendError(f"adapter '{name}' holds '{key}', which is no low-rank matrix of a projection")
+        halves.setdefault(match[1], {})[match[2].upper()] = array if peft else array.T
+    incomplete = [path for path, pair in halves.items() if len(pair) < 2]
+    if incomplete:
+        raise BackendError(f"adapter '{name}' has but one of two matrices for {incomplete[0]}; get its files again")
+    return {path: (pair["A"], pair["B"]) for path, pair in halves.items()}

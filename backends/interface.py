@@ -52,6 +52,7 @@ class LoraSettings:
     scale: float = 2.0  # alpha / rank in PEFT's terms
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     layers: int | None = None  # None: every layer; otherwise that many, counted from the last
+    adapter: str | None = None  # a folder or hub name of adapters to start from, in PEFT's format or mlx-lm's
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ class BackendSettings:
     """Everything a backend needs to know before it loads a model."""
 
     model: str  # a model folder, or a name on the Hugging Face hub
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the compute; master weights are float32
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the compute; master weights are float32
     lora: LoraSettings | None = None
+    load_in_4bit: bool = False  # quantise the base as it is loaded; with adapters only
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     gradient_checkpointing: bool = False
     keep_reference: bool = False  # hold what reference() needs
@@ -93,6 +95,7 @@ class BackendSettings:
     feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew
     seed: int = 0  # for what is initialised at random (adapters)
     sharding: Sharding = "auto"  # what of the learner is split over the processes
+    frozen: bool = False  # nothing is trained, only drawn from and scored: quantised weights need no adapters then
 
 
 # ------------------------------------------------------------------------------------- records

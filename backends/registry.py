@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.collective import SOLO
 from backends.interface import BackendError, BackendSettings, Collective, Engine
@@ -72,6 +72,13 @@ def create(name: str, settings: BackendSettings, collective: Collective = SOLO) 
     name = resolve(name)
     make: Callable[[BackendSettings, str, Collective], Engine] = importlib.import_module(ENTRIES[name].module).create
     return make(settings, name, collective)
+
+
+def converter() -> Any:
+    """The module that makes quantised folders and GGUF files of exported models; raises BackendError without mlx-lm."""
+    resolve("mlx")
+    importlib.import_module(ENTRIES["mlx"].module).check_installation()
+    return importlib.import_module("backends.mlx.convert")
 
 
 def vllm_sampler(

@@ -33,11 +33,12 @@ from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import Collector, FeatureStore, MlxFeatures
-from backends.mlx.head import Head, chunks, entropy, logprobs, pick, proxies, pullback
+from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, pick, proxies, pullback
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
+from backends.mlx.self_check import check_generator
 
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
@@ -59,13 +60,21 @@ class MlxEngine(LocalEngine):
             )
         self.collective = collective
         self.dtype = getattr(mx, settings.dtype)
-        self.policy = load(settings.model)
+        self.policy = load(settings.model, settings.load_in_4bit)
         self.model = self.policy.model
         self.vocabulary = self.policy.vocabulary
         self.parameters = int(get_total_parameters(self.model))
+        if settings.dtype == "float16" and not (settings.lora or settings.frozen):
+            raise BackendError(
+                'model.dtype = "float16" is for adapters, whose gradients are float32: those of whole models could '
+                'overflow; add [model.lora], or choose "float32" or "bfloat16"'
+            )
         if settings.lora:
             self.policy.cast(self.dtype)
             adapters.attach(self.policy, settings.lora, settings.seed)
+        elif settings.frozen:
+            self.policy.cast(self.dtype)
+            self.model.freeze()
         elif self.policy.quantised:
             raise BackendError(
                 f"the weights of {settings.model} are quantised and cannot be trained themselves; "
@@ -76,12 +85,15 @@ class MlxEngine(LocalEngine):
         self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer, collective)
         self.trainable = sum(weight.size for weight in self.optimizer.weights.values())
         self._hand_over()
+        check_generator(self.policy, self.dtype)
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
         self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
+        longest = max((len(prompt) for prompt in request.prompts), default=0)
+        self.policy.check_length(longest + request.sampling.max_tokens)
         collector = self._collector(request) if request.proxy else None
         rollout = Rollout(self.policy, request, self._rollout_batch, self.version, collector)
         while True:
@@ -191,7 +203,7 @@ class MlxEngine(LocalEngine):
         if self.collective.rank == 0:
             export(self.policy, folder, self.settings.dtype)
             if self.settings.lora:
-                adapters.save(self.policy, self.settings.lora, folder / "adapter")
+                adapters.save(self.policy, self.settings.lora, folder / "adapter", self.settings.model)
         self.collective.barrier()
 
     def peak_memory(self) -> int:
@@ -218,6 +230,7 @@ class MlxEngine(LocalEngine):
     def _hidden(self, batch: PaddedBatch) -> mx.array:
         """Hidden states of the positions that predict a response token, float32 [n, H]."""
         rows, width = batch.ids.shape
+        self.policy.check_length(batch.longest)
         wide = -width % BUCKET if mx.metal.is_available() else 0
         ids, predicts = (np.pad(array, ((0, 0), (0, wide))) for array in (batch.ids, batch.predicts))
         hidden = self.policy.trunk(mx.array(ids))
@@ -234,10 +247,10 @@ class MlxEngine(LocalEngine):
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         trained = self.model.trainable_parameters()
         targets, size = mx.array(batch.targets), self.settings.head_chunk_tokens
-        loss, gradient = 0.0, {}
+        loss, gradient, scale = 0.0, {}, 1.0
 
         def at_head(hidden: mx.array) -> mx.array:
-            nonlocal loss
+            nonlocal loss, scale
             known = mx.array(np.array(hidden)).astype(self.dtype)
             loss, dlogp = objective(logprobs(head, known, targets, temperature, size), batch.rows)
             slope = mx.array(dlogp.astype(np.float32))
@@ -245,7 +258,8 @@ class MlxEngine(LocalEngine):
             dhidden, dweight = pullback(head, known, targets, slope, temperature, size, weight=whole)
             if dweight is not None:
                 gradient[head.name] = dweight
-            return dhidden
+            scale = loss_scale(dhidden) if self.dtype == mx.float16 else 1.0
+            return dhidden * scale
 
         ahead = at_head(self._hidden(batch)) if self.settings.gradient_checkpointing else None
 
@@ -257,7 +271,7 @@ class MlxEngine(LocalEngine):
         try:
             with differentiable(self.model):
                 found = mx.grad(weighted_states)(trained)
-            self.optimizer.add(dict(tree_flatten(found)))
+            self.optimizer.add({name: part / scale for name, part in tree_flatten(found)})
         finally:
             self.model.update(trained)
         self.optimizer.add(gradient)

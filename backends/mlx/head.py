@@ -10,6 +10,7 @@ measured to keep more than twenty of them alive at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,15 +33,16 @@ class Head:
     weight: mx.array
     packing: dict[str, Any] | None  # of quantised weights: scales, biases, group_size, bits, mode
     bias: bool  # whether the module adds one, which this class does not
+    softcap: float | None = None  # logits become softcap · tanh(logit / softcap)
 
     @classmethod
-    def of(cls, module: nn.Module, path: str) -> Head:
-        """The head that ``module``, a linear layer or a tied embedding, computes."""
+    def of(cls, module: nn.Module, path: str, softcap: float | None = None) -> Head:
+        """The head that ``module``, a linear layer or a tied embedding, computes, its logits within ± ``softcap``."""
         packing = None
         if isinstance(module, QUANTISED):
             packing = {key: getattr(module, key) for key in ("scales", "group_size", "bits", "mode")}
             packing["biases"] = module.get("biases")
-        return cls(f"{path}.weight", module.weight, packing, "bias" in module)
+        return cls(f"{path}.weight", module.weight, packing, "bias" in module, softcap)
 
     @property
     def width(self) -> int:
@@ -49,7 +51,15 @@ class Head:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """[..., H] → float32 [..., V]."""
-        hidden = hidden.astype(mx.float32)
+        products = self._products(hidden.astype(mx.float32))
+        return products if self.softcap is None else self.softcap * mx.tanh(products / self.softcap)
+
+    def slopes(self, hidden: mx.array) -> mx.array | None:
+        """d(capped logit)/d(product) of hidden states [n, H], [n, V]; None: 1 everywhere."""
+        return None if self.softcap is None else 1 - mx.square(self.logits(hidden) / self.softcap)
+
+    def _products(self, hidden: mx.array) -> mx.array:
+        """h·Wᵀ: float32 [..., H] → [..., V]."""
         if self.packing:  # computes in the wider of the types of the hidden states and the scales
             return mx.quantized_matmul(hidden, self.weight, transpose=True, **self.packing)
         if self.weight.dtype == mx.float32:
@@ -110,12 +120,19 @@ def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.arr
     """The token-gradient proxies v of a chunk, [n, H] (method, section 2); of ``output_row`` without its 1 − p."""
     if proxy.kind == "output_row":
         return hidden
+    slopes = head.slopes(hidden)
+    rows = head.rows(targets)
+    if slopes is not None:
+        rows = rows * pick(slopes, targets)[:, None]
     if proxy.kind == "hidden_exact":
-        return head.rows(targets) - head.transposed(mx.exp(log_softmax))
+        p = mx.exp(log_softmax)
+        return rows - head.transposed(p if slopes is None else p * slopes)
     k = min(proxy.k, log_softmax.shape[-1])
     likeliest = mx.argpartition(-log_softmax, kth=k - 1, axis=-1)[:, :k]
     q = mx.softmax(mx.take_along_axis(log_softmax, likeliest, axis=-1), axis=-1)
-    return head.rows(targets) - (q[:, None, :] @ head.rows(likeliest)).squeeze(1)
+    if slopes is not None:
+        q = q * mx.take_along_axis(slopes, likeliest, axis=-1)
+    return rows - (q[:, None, :] @ head.rows(likeliest)).squeeze(1)
 
 
 def chunks(tokens: int, size: int) -> Iterator[slice]:
@@ -145,8 +162,18 @@ def pullback(
         scaled = dlogp[part] / temperature
         dlogits = -scaled[:, None] * mx.exp(head.log_softmax(hidden[part], temperature))
         dlogits = dlogits.at[mx.arange(len(scaled)), targets[part]].add(scaled)
+        slopes = head.slopes(hidden[part])
+        if slopes is not None:
+            dlogits = dlogits * slopes
         dhidden.append(head.transposed(dlogits))
         if dweight is not None:
             dweight = dweight + dlogits.T @ hidden[part].astype(mx.float32)
         mx.eval(dhidden, dweight)  # before the next chunk's logits
     return mx.concatenate(dhidden), dweight
+
+
+def loss_scale(gradient: mx.array) -> float:
+    """The power of two that brings the largest entry near 1: below 6e-8 float16 has nothing, and a batch of many
+    tokens gives each of them less."""
+    largest = float(np.array(mx.max(mx.abs(gradient)))) if gradient.size else 0.0
+    return 2.0 ** -round(math.log2(largest)) if 0 < largest < math.inf else 1.0

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model
+from mlx_lm.models import gemma2
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model, quantize_model
 
 from backends.interface import BackendError
 from backends.mlx.head import Head
 from backends.weights import refuse_nonfinite
+
+GROUP = 64  # numbers that share a scale where the base is quantised here, as in mlx-lm
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class Policy:
     model: nn.Module
     folder: Path  # it was loaded from
     prefix: str  # of the text model's parameters: "" or "language_model."
+    window: int | None = None  # tokens beyond which mlx-lm, without the model's sliding window, computes another one
 
     @property
     def text(self) -> nn.Module:
@@ -32,9 +40,21 @@ class Policy:
 
     @property
     def trunk(self) -> Callable[..., mx.array]:
-        """Ids [B, T] → hidden states [B, T, H] after the last norm."""
-        trunk: Callable[..., mx.array] = self.text.model
-        return trunk
+        """Ids [B, T] → hidden states [B, T, H] after the last norm, times the scale of the logits if there is one."""
+        model: Callable[..., mx.array] = self.text.model
+        scale = self.output_scale
+        return model if scale == 1 else lambda *args, **options: model(*args, **options) * scale
+
+    @property
+    def output_scale(self) -> float:
+        """What logits are multiplied by, by one of the names that configurations have for it."""
+        args = getattr(self.text, "args", None)
+        return float(getattr(args, "logit_scale", None) or 1) / float(getattr(args, "logits_scaling", None) or 1)
+
+    @property
+    def softcap(self) -> float | None:
+        """Logits stay within ± this, where the model caps them."""
+        return getattr(getattr(self.text, "args", None), "final_logit_softcapping", None)
 
     @property
     def quantised(self) -> bool:
@@ -49,8 +69,16 @@ class Policy:
     def head(self) -> Head:
         """The LM head with the weights of this moment."""
         if "lm_head" in self.text:
-            return Head.of(self.text.lm_head, f"{self.prefix}lm_head")
-        return Head.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens")
+            return Head.of(self.text.lm_head, f"{self.prefix}lm_head", self.softcap)
+        return Head.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens", self.softcap)
+
+    def check_length(self, tokens: int) -> None:
+        """Raise BackendError for a sequence that the sliding window, which mlx-lm leaves out, would have cut."""
+        if self.window is not None and tokens > self.window:
+            raise BackendError(
+                f"{tokens} tokens, but models of type '{self.model.model_type}' look back on {self.window}, and mlx-lm "
+                "computes them without that limit; keep prompt and response within it, or choose --backend cpu or cuda"
+            )
 
     def cast(self, dtype: mx.Dtype) -> None:
         """Store the weights in this type, but float16 scales of quantised layers, which bfloat16 would round."""
@@ -64,15 +92,16 @@ class Policy:
             module.update(arrays)
 
 
-def load(name: str) -> Policy:
-    """Load a model folder, or a model from the hub, with the weights as they are stored.
+def load(name: str, in_4bit: bool = False) -> Policy:
+    """Load a model folder, or a model from the hub, with the weights as they are stored, or quantised to 4 bits.
 
     Raises BackendError where the folder, its config or its weights are missing or broken, where
     the model wants its own code, and where trunk and head do not compose to the whole model.
     """
     folder = find(name)
+    config = _config(folder)
     try:
-        model, _ = load_model(folder)
+        model, config = load_model(folder, model_config=_changes(config))
     except KeyError as error:
         raise BackendError(f"cannot load the model in {folder}: its config.json lacks or misnames {error}") from error
     except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -82,9 +111,71 @@ def load(name: str) -> Policy:
             "and an architecture that mlx-lm knows"
         ) from error
     policy = Policy(model, folder, "language_model." if "language_model" in model else "")
+    window = _lost_window(config.get("text_config") or config, getattr(policy.text, "args", None))
+    policy = replace(policy, window=window)
+    for layer in policy.text.layers:
+        if type(attention := getattr(layer, "self_attn", None)) is gemma2.Attention:
+            attention.__class__ = _Gemma2Attention
     refuse_nonfinite(folder, nonfinite(dict(tree_flatten(model.parameters()))))
+    if in_4bit and not policy.quantised:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints what it has done
+            quantize_model(model, config, GROUP, 4)
+        mx.eval(model.parameters())
     check_halves(policy)
     return policy
+
+
+class _Gemma2Attention(gemma2.Attention):
+    """mlx-lm's own, whose scores have an axis more than the masks of batches: [B, heads, repeats, tokens, keys]."""
+
+    def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        if mask is not None and mask.ndim == 4 and self.repeats > 1:
+            mask = mask[:, :, None]
+        return super().__call__(x, mask, cache)
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary embeddings as mlx-lm reads them, of a config.json of transformers 5, which names them otherwise.
+
+    Without this most architectures would take their default base, and the log-probabilities would be another
+    model's.
+    """
+    found = config.get("rope_parameters")
+    if not isinstance(found, dict):
+        return {}
+    whole = found.get("full_attention") or found
+    names: dict[str, Any] = {key: whole[key] for key in ("rope_theta", "partial_rotary_factor") if key in whole}
+    if "rope_theta" in (sliding := found.get("sliding_attention") or {}):
+        names["rope_local_base_freq"] = sliding["rope_theta"]
+    kind = whole.get("rope_type", "default")
+    names["rope_scaling"] = None if kind == "default" else {**whole, "type": kind}
+    return {key: value for key, value in names.items() if config.get(key) is None}
+
+
+def _changes(config: dict[str, Any]) -> dict[str, Any]:
+    """What mlx-lm is to read otherwise than config.json has it; a text model may be described inside of it."""
+    changes, text = _rope(config), config.get("text_config")
+    if isinstance(text, dict) and (names := _rope(text)):
+        changes["text_config"] = text | names
+    return changes
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json; empty where it is missing or broken, which mlx-lm reports."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _lost_window(config: dict[str, Any], args: Any) -> int | None:
+    """Tokens that layers look back on by config.json, where mlx-lm computes the model without that limit."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    if not window or not config.get("use_sliding_window", True) or (kinds and "sliding_attention" not in kinds):
+        return None
+    slides = "sliding_attention" in (getattr(args, "layer_types", None) or ["sliding_attention"])
+    return None if slides and getattr(args, "sliding_window", None) is not None else int(window)
 
 
 def nonfinite(weights: dict[str, mx.array]) -> list[str]:
@@ -114,7 +205,7 @@ def find(name: str) -> Path:
 def check_halves(policy: Policy) -> None:
     """Raise BackendError unless head(trunk(ids)) is what the whole model computes.
 
-    Some architectures scale or cap their logits; what is computed from the halves would be wrong.
+    Some architectures do more to their logits; what is computed from the halves would be wrong.
     """
     kind = getattr(policy.model, "model_type", type(policy.model).__name__)
     ids = mx.array([[0, 1, 2]])
@@ -122,12 +213,16 @@ def check_halves(policy: Policy) -> None:
         head, text = policy.head(), policy.text
         # with the layer itself, which rounds as the whole model does
         halves = (text.lm_head if "lm_head" in text else text.model.embed_tokens.as_linear)(policy.trunk(ids))
-    except AttributeError as error:
+        if head.softcap is not None:
+            halves = head.softcap * mx.tanh(halves / head.softcap)
+        whole = policy.model(ids)
+    except (AttributeError, TypeError) as error:
         raise BackendError(
-            f"models of type '{kind}' keep trunk and head where the mlx backend cannot find them"
+            f"models of type '{kind}' keep trunk and head where the mlx backend cannot find them; choose another "
+            "architecture, or --backend cpu or cuda"
         ) from error
-    if head.bias or not mx.allclose(halves, policy.model(ids), rtol=1e-3, atol=1e-3).item():
+    if head.bias or not mx.allclose(halves, whole, rtol=1e-3, atol=1e-3).item():
         raise BackendError(
-            f"models of type '{kind}' put more than one matrix between trunk and logits, which the mlx backend "
-            "does not know; choose --backend cpu or cuda"
+            f"models of type '{kind}' put more than one matrix, a scale and a cap between trunk and logits, which the "
+            "mlx backend does not know; choose --backend cpu or cuda"
         )

@@ -22,9 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from backends.batching import PackedBatch
 from backends.interface import Ids
 
-# What a model is loaded with. transformers refuses models that cannot run sdpa by this part of the name.
-NAME = "packed_sdpa"
-_UNKNOWN = ("softcap", "s_aux", "position_bias")  # options that change the softmax
+NAME = "packed_rows"  # of this attention, among those that transformers knows
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,19 @@ def packed_attention(
     """Attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
 
     Without a layout it is that of transformers, with the mask it is given. Raises ValueError where the
-    model asks for more than softmax attention.
+    model asks for more than a softmax with capped logits or sinks.
     """
-    unknown = [name for name in _UNKNOWN if options.get(name) is not None]
-    if unknown:
-        raise ValueError(f"attention with {unknown[0]} is not supported")
-    if layout is None:
+    if options.get("position_bias") is not None:
+        raise ValueError("attention with position_bias is not supported")
+    softmax = Softmax(options.get("softcap"), options.get("s_aux"))
+    if layout is None and softmax.plain:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return out, None
+    if layout is None:
+        visible = attention_mask
+        if visible is None:
+            visible = _visible(query.shape[2], key.shape[2] - query.shape[2], 0, query.device)
+        return softmax.attend(query, key, value, visible, scaling).transpose(1, 2), None
     layer = getattr(module, "layer_idx", None)
     layout.reached.add(layer)
     window = layout.windows[layer or 0]
@@ -130,12 +133,49 @@ def packed_attention(
     outputs = []
     for block, queries, *own in zip(layout.blocks, *gathered, strict=True):
         seen = own if block.prompt is None else [prefix[block.prompt] for prefix in prefixes]
-        outputs.append(_attend(block, queries, own, seen, scaling, window))
+        outputs.append(_attend(block, queries, own, seen, scaling, window, softmax))
     return torch.cat(outputs).index_select(0, layout.places)[None], None
 
 
+@dataclass(frozen=True)
+class Softmax:
+    """What some models do otherwise inside their attention: no fused kernel of PyTorch's knows it.
+
+    All scores of a block then exist at once, float32, and twice for the gradient.
+    """
+
+    softcap: float | None = None  # scores become softcap · tanh(score / softcap)
+    sinks: Tensor | None = None  # [heads] the score of a key without a value, which every query sees
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing of the kind."""
+        return self.softcap is None and self.sinks is None
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scaling: float | None) -> Tensor:
+        """Outputs like ``query`` [rows, heads, tokens, size] where ``visible`` says who sees whom, [.., tokens, keys].
+
+        Heads of queries share keys and values where these have fewer.
+        """
+        keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
+        scores = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        return scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype) @ values
+
+
 def _attend(
-    block: Block, query: Tensor, own: list[Tensor], prefixes: list[Tensor], scaling: float | None, window: int
+    block: Block,
+    query: Tensor,
+    own: list[Tensor],
+    prefixes: list[Tensor],
+    scaling: float | None,
+    window: int,
+    softmax: Softmax,
 ) -> Tensor:
     """The outputs [rows · width, heads, size] of a block's queries [rows · width, heads, size].
 
@@ -148,6 +188,9 @@ def _attend(
     if prefix:
         shared = [states.transpose(0, 1).expand(block.rows, -1, -1, -1) for states in prefixes]
         keys, values = (torch.cat(parts, dim=2) for parts in zip(shared, (keys, values), strict=True))
+    if not softmax.plain:
+        visible = _visible(block.width, prefix, window, query.device)
+        return softmax.attend(query, keys, values, visible, scaling).transpose(1, 2).flatten(0, 1)
     mask = _mask(block.width, prefix, window, query.device)
     grouped = _takes_fewer_keys(query, keys, values, mask)
     if not grouped:
@@ -161,9 +204,14 @@ def _attend(
 def _mask(width: int, prefix: int, window: int, device: torch.device) -> Tensor | None:
     """Query i sees the keys up to prefix + i, the last ``window`` of them; None is plain causal attention."""
     if window and prefix + width > window:
-        every = torch.ones(width, prefix + width, dtype=torch.bool, device=device)
-        return every.tril_(prefix).triu_(prefix - window + 1)
+        return _visible(width, prefix, window, device)
     return causal_lower_right(width, prefix + width) if prefix else None
+
+
+def _visible(width: int, prefix: int, window: int, device: torch.device) -> Tensor:
+    """The same as one truth value for each query and key, [width, prefix + width]."""
+    every = torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril_(prefix)
+    return every.triu_(prefix - window + 1) if window else every
 
 
 def _takes_fewer_keys(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:

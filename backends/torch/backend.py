@@ -34,6 +34,7 @@ from backends.process import peak_resident
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import Collector, TorchFeatures
+from backends.torch.four_bits import numbers
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
@@ -68,7 +69,7 @@ class TorchEngine(LocalEngine):
         # Before it is split over GPUs the whole model has room in host memory only.
         self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.lora else None
-        self.parameters = sum(weight.numel() for weight in self._policy.causal.parameters())
+        self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
         self._parallel = Parallel(collective, settings.sharding, self._device, self.trainable)
@@ -81,6 +82,8 @@ class TorchEngine(LocalEngine):
         for policy in (self._policy, self._frozen):
             if policy is not None:
                 self._parallel.place(policy)
+        if settings.keep_reference and settings.lora and settings.lora.adapter:
+            self._policy.remember()
         self._optimizer = Optimizer(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
 
@@ -132,7 +135,7 @@ class TorchEngine(LocalEngine):
 
     def _reference(self, sequences: Sequences) -> Floats:
         source: AbstractContextManager[Policy]
-        source = self._policy.without_adapters() if self._frozen is None else nullcontext(self._frozen)
+        source = self._policy.as_loaded() if self._frozen is None else nullcontext(self._frozen)
         with source as policy:
             return self._score_under(policy, sequences, None).logprobs
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from backends import adapter_folder
 from backends.interface import LoraSettings
+from backends.torch.four_bits import unpacked
 from backends.torch.model import COMPANIONS, Policy
 
 _OWN = {"config.json", "adapter_config.json"}
@@ -28,7 +29,8 @@ def export(policy: Policy, folder: Path, weights: dict[str, Tensor], adapters: d
             if file.name not in _OWN and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
     config = json.loads((policy.folder / "config.json").read_text())
-    config.pop("torch_dtype", None)  # the former name of dtype
+    for key in ("torch_dtype", "quantization_config"):  # the former name of dtype; exports are dequantised
+        config.pop(key, None)
     config["dtype"] = str(policy.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -43,21 +45,15 @@ def _make_readable(folder: Path, like: Path) -> None:
 
 
 def export_adapters(policy: Policy, model: Path, adapters: dict[str, Tensor]) -> None:
-    """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT and vLLM and, where mlx-lm calls their
-    modules alike, for mlx-lm too."""
+    """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT, vLLM and mlx-lm."""
     folder = model / "adapter"
     config = policy.peft.peft_config["default"]
     ends = {part: f".lora_{part}.default.weight" for part in "AB"}
     named = {name.removeprefix("base_model.model."): weight for name, weight in adapters.items()}
     paths = [name.removesuffix(ends["A"]) for name in named if name.endswith(ends["A"])]
-    if not adapter_folder.is_portable(paths):
-        policy.peft.save_pretrained(folder, state_dict=adapters, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
-        _make_readable(folder, folder / "adapter_config.json")
-        return
     matrices = {path: (_numpy(named[path + ends["A"]]), _numpy(named[path + ends["B"]])) for path in paths}
     lora = LoraSettings(config.r, config.lora_alpha / config.r, tuple(config.target_modules))
-    adapter_folder.write(folder, matrices, lora, policy.causal.config.num_hidden_layers, str(policy.folder))
+    adapter_folder.write(folder, matrices, lora, policy.causal.config.num_hidden_layers, policy.causal.name_or_path)
     _make_readable(folder, folder / "adapter_config.json")
 
 
@@ -77,7 +73,7 @@ def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor]
     for name, part in policy.causal.named_parameters():  # a tied head comes once, as the embedding
         if "lora_" in name:
             continue
-        weight = _whole(part)
+        weight = unpacked(_whole(part))
         module = name.removesuffix(".base_layer.weight")
         if module != name and module in adapted:
             weight = weight.float() + _whole(adapted[module].get_delta_weight("default")).float()

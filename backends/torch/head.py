@@ -3,7 +3,8 @@
 With l = h·Wᵀ / temperature and p = softmax(l), the derivative of log p(y) with respect to h is
 (W_y − Σ_j p_j·W_j) / temperature. It does not depend on the objective, so the forward pass computes
 it while a chunk's probabilities are at hand, and a frozen head needs no second look at the logits.
-Only the gradient of a trained head recomputes them, once.
+Only the gradient of a trained head recomputes them, once. Where logits are capped, l = c·tanh(h·Wᵀ / c), each
+row of W counts by the slope 1 − (l / c)² of its logit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class TokenStatistics:
     logprobs: Tensor  # [n]
     logsumexp: Tensor  # [n] of the logits divided by the temperature
     entropies: Tensor | None  # [n] nats
-    hidden_gradients: Tensor | None  # [n, H] W_y − Σ_j q_j·W_j: q is p (hidden_exact) or p on its top k (hidden_topk)
+    # [n, H] W_y − Σ_j q_j·W_j, where q is p (hidden_exact) or p on its top k (hidden_topk); rows times their slopes
+    hidden_gradients: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,18 @@ class Head:
 
     weight: Tensor  # [V, H] float32, or bfloat16 on CUDA
     chunk: int  # tokens whose logits exist at a time
+    softcap: float | None = None  # logits stay within ± this
 
     def logits(self, hidden: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
         """Logits of hidden states [c, H] divided by the temperature, float32 [c, V]."""
         logits = _product(hidden.to(self.weight.dtype), self.weight.T, out)
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits if temperature == 1 else logits.div_(temperature)
+
+    def _slopes(self, logits: Tensor, temperature: float) -> Tensor | None:
+        """d(capped logit)/d(product) for logits as :meth:`logits` gives them, of their shape; None: 1 everywhere."""
+        return None if self.softcap is None else 1 - (logits * (temperature / self.softcap)).square_()
 
     @torch.no_grad()
     def statistics(
@@ -69,12 +78,13 @@ class Head:
     ) -> None:
         """Fill ``result[part]``; ``buffers`` are overwritten."""
         logits = self.logits(hidden, temperature, buffers[0][: len(hidden)])
+        slopes = self._slopes(logits, temperature) if proxy and proxy.kind != "output_row" else None
         peak = logits.amax(1, keepdim=True)
         logits.sub_(peak)
         chosen = logits.gather(1, targets[:, None])[:, 0]
         if proxy and proxy.kind == "hidden_topk":
             values, ids = logits.topk(min(proxy.k, logits.shape[1]))
-            result.hidden_gradients[part] = self._truncated_gradient(targets, values.softmax(1), ids)  # type: ignore[index]
+            result.hidden_gradients[part] = self._truncated_gradient(targets, values.softmax(1), ids, slopes)  # type: ignore[index]
         if result.entropies is None:
             exponentials = logits.exp_()
             total = exponentials.sum(1)
@@ -85,19 +95,32 @@ class Head:
         result.logprobs[part] = chosen - total.log()
         result.logsumexp[part] = peak[:, 0] + total.log()
         if proxy and proxy.kind == "hidden_exact":
+            if slopes is not None:
+                exponentials.mul_(slopes)
             mean_row = _product(exponentials.to(self.weight.dtype), self.weight).div_(total[:, None])
-            result.hidden_gradients[part] = self.weight[targets] - mean_row  # type: ignore[index]
+            result.hidden_gradients[part] = self._rows(targets, slopes) - mean_row  # type: ignore[index]
 
-    def gradients(self, logprobs: Tensor, probabilities: Tensor, targets: Tensor, proxy: Proxy) -> Tensor:
+    def gradients(
+        self, hidden: Tensor, logprobs: Tensor, probabilities: Tensor, targets: Tensor, proxy: Proxy
+    ) -> Tensor:
         """Those of a hidden_* proxy, from log-probabilities and probabilities [c, V] that are at hand: [c, H]."""
+        slopes = None if self.softcap is None else self._slopes(self.logits(hidden, 1.0), 1.0)
         if proxy.kind == "hidden_topk":
             values, ids = logprobs.topk(min(proxy.k, logprobs.shape[1]))
-            return self._truncated_gradient(targets, values.softmax(1), ids)
-        return self.weight[targets] - _product(probabilities.to(self.weight.dtype), self.weight)
+            return self._truncated_gradient(targets, values.softmax(1), ids, slopes)
+        weighted = probabilities if slopes is None else probabilities * slopes
+        return self._rows(targets, slopes) - _product(weighted.to(self.weight.dtype), self.weight)
 
-    def _truncated_gradient(self, targets: Tensor, probabilities: Tensor, ids: Tensor) -> Tensor:
+    def _rows(self, targets: Tensor, slopes: Tensor | None) -> Tensor:
+        """The rows of the weight at ``targets`` [c], each times its slope of ``slopes`` [c, V]."""
+        rows = self.weight[targets]
+        return rows if slopes is None else slopes.gather(1, targets[:, None]) * rows
+
+    def _truncated_gradient(self, targets: Tensor, probabilities: Tensor, ids: Tensor, slopes: Tensor | None) -> Tensor:
         """W_y − Σ over k of q_j·W_j for q and ids [c, k]; one j at a time, so that [c, k, H] never exists."""
-        gradient = self.weight[targets].float()
+        gradient = self._rows(targets, slopes).float()
+        if slopes is not None:
+            probabilities = probabilities * slopes.gather(1, ids)
         for j in range(ids.shape[1]):
             gradient.addcmul_(probabilities[:, j, None], self.weight[ids[:, j]].float(), value=-1)
         return gradient
@@ -125,8 +148,11 @@ class Head:
         [buffer] = self._buffers(len(kept), 1)
         for part in self._chunks(len(kept)):
             slope = self.logits(hidden[part], temperature, buffer[: len(hidden[part])])
+            capped = self._slopes(slope, temperature)
             slope.sub_(logsumexp[part, None]).exp_().mul_(-coefficients[part, None])
             slope.scatter_add_(1, targets[part, None], coefficients[part, None])
+            if capped is not None:
+                slope.mul_(capped)
             if self.weight.dtype == torch.float32:
                 gradient.addmm_(slope.T, hidden[part])
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,18 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
-from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences
-from backends.torch import attention
+from backends.interface import BackendError, BackendSettings, Sequences
+from backends.torch import adapters, attention, four_bits
 from backends.torch.attention import Layout
 from backends.torch.head import Head
 from backends.weights import refuse_nonfinite, refuse_unexpected
 
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
-_LOGIT_TRANSFORMS = ("logit_scale", "logits_scaling", "final_logit_softcapping", "lm_head_multiplier")
 _ATTENTION = {"full_attention", "sliding_attention"}
+_STATE = (
+    "model '{}' has layers of type {}, which hand a state from token to token: in the packed rows of this backend it "
+    "would run from one response into the next; train it with --backend mlx, or choose a transformer"
+)
 _OWN_ATTENTION = (
     "model '{}' computes its attention without transformers' attention interface, so responses cannot share their "
     "prompt; choose another architecture"
@@ -42,9 +44,11 @@ class Policy:
 
     def __init__(self, causal: Any, folder: Path, dtype: torch.dtype) -> None:
         self.causal = causal.eval()  # no dropout anywhere: ratios would not start at 1
+        four_bits.keep_differentiable(causal)
         self.folder = folder
         self.dtype = dtype
         self.peft: Any = None
+        self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, where they are not nothing
 
     @property
     def config(self) -> Any:
@@ -59,6 +63,12 @@ class Policy:
         """The output matrix [V, H] as it is stored."""
         weight: Tensor = self.causal.get_output_embeddings().weight
         return weight
+
+    @property
+    def output_scale(self) -> float:
+        """What logits are multiplied by, by one of the names that configurations have for it."""
+        factor = getattr(self.config, "logit_scale", None) or getattr(self.config, "lm_head_multiplier", None) or 1
+        return float(factor / (getattr(self.config, "logits_scaling", None) or 1))
 
     @property
     def vocabulary(self) -> int:
@@ -89,10 +99,10 @@ class Policy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=cached)
 
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
-        """Post-norm hidden states [B, T, H] of ids [B, T]."""
+        """Post-norm hidden states [B, T, H] of ids [B, T], times the scale of the logits where the model has one."""
         trunk = getattr(self.causal, "trunk", self.causal.base_model)  # the former where weights are split over ranks
         states: Tensor = trunk(input_ids=ids, **inputs).last_hidden_state
-        return states
+        return states if self.output_scale == 1 else states * self.output_scale
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: Layout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""
@@ -107,7 +117,8 @@ class Policy:
     def head(self, chunk: int) -> Head:
         """The head as it is now; on CUDA with bfloat16 it holds a copy of the weight, so let go of it soon."""
         mixed = self.dtype == torch.bfloat16 and self.device.type == "cuda"  # a CPU has no bf16 → float32 product
-        return Head(self.head_weight.detach().to(torch.bfloat16 if mixed else torch.float32), chunk)
+        weight = self.head_weight.detach().to(torch.bfloat16 if mixed else torch.float32)
+        return Head(weight, chunk, getattr(self.config, "final_logit_softcapping", None))
 
     def frozen_copy(self) -> Policy:
         """A second model that computes exactly as this one does now, with matrices kept in the compute dtype."""
@@ -117,11 +128,28 @@ class Policy:
                 module.to(self.dtype)
         return Policy(causal, self.folder, self.dtype)
 
+    def remember(self) -> None:
+        """Keep the adapters of this moment for :meth:`as_loaded`."""
+        self._first = {name: weight.detach().clone() for name, weight in self.trained()}
+
     @contextlib.contextmanager
-    def without_adapters(self) -> Iterator[Policy]:
-        """This policy as it was loaded, adapters switched off."""
-        with self.peft.disable_adapter():
+    def as_loaded(self) -> Iterator[Policy]:
+        """This policy as it was loaded: adapters switched off, or those that it started from."""
+        if not self._first:
+            with self.peft.disable_adapter():
+                yield self
+            return
+        now = {name: weight.detach().clone() for name, weight in self.trained()}
+        self._set_adapters(self._first)
+        try:
             yield self
+        finally:
+            self._set_adapters(now)
+
+    @torch.no_grad()
+    def _set_adapters(self, weights: dict[str, Tensor]) -> None:
+        for name, weight in self.trained():
+            weight.copy_(weights[name])
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
@@ -143,9 +171,16 @@ class Policy:
 def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
     """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
     folder = _resolve(settings.model)
+    if settings.dtype == "float16":
+        raise BackendError(
+            'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
+        )
     dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
     stored = dtype if settings.lora else torch.float32  # what is trained is float32; a frozen base need not be
-    policy = Policy(_read(folder, settings.model, stored).to(device), folder, dtype)
+    if settings.load_in_4bit and settings.lora is None and not settings.frozen:
+        raise BackendError("weights of 4 bits cannot be trained themselves; add [model.lora] to train adapters on them")
+    packing = four_bits.settings(dtype) if settings.load_in_4bit else None
+    policy = Policy(_read(folder, settings.model, stored, device, packing), folder, dtype)
     if not Path(settings.model).expanduser().is_dir():
         policy.causal.name_or_path = settings.model  # what adapters name as their base: not a cache of this machine
     _check_trunk(policy, settings.model)
@@ -153,8 +188,11 @@ def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
         causal = policy.causal  # older versions of transformers know the other name only
         enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    if settings.frozen:
+        policy.causal.requires_grad_(False)
     if settings.lora:
-        policy.peft = _add_adapters(policy.causal, settings.lora, settings.seed)
+        policy.peft = adapters.attach(policy.causal, settings.lora, settings.seed)
+        four_bits.keep_differentiable(policy.causal)
     return policy
 
 
@@ -188,8 +226,8 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
-    """The model in ``folder`` with every weight read from its files."""
+def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, packing: Any = None) -> Any:
+    """The model in ``folder`` with every weight read from its files, matrices quantised as ``packing`` says."""
     config = _config(folder, name)
     _check_size(config, folder, name)
     logging = transformers.utils.logging
@@ -206,6 +244,7 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
+            **({"quantization_config": packing, "device_map": {"": device}} if packing else {}),
         )
     except Exception as error:  # whatever a broken file makes transformers raise
         if attention.NAME in str(error):
@@ -226,7 +265,7 @@ def _read(folder: Path, name: str, dtype: torch.dtype) -> Any:
         f"model '{name}'", (key for key, weight in model.named_parameters() if not weight.isfinite().all())
     )
     model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
-    return model
+    return model if packing else model.to(device)
 
 
 def _check_size(config: Any, folder: Path, name: str) -> None:
@@ -264,15 +303,14 @@ def _config(folder: Path, name: str) -> Any:
         raise BackendError(f"model '{name}' has a config.json that cannot be used: {_first_line(error)}") from error
     if getattr(config, "quantization_config", None):
         raise BackendError(f"model '{name}' is quantised and cannot be trained; choose its unquantised version")
-    for key in _LOGIT_TRANSFORMS:
-        if getattr(config, key, None) not in (None, 1):
-            raise BackendError(
-                f"model '{name}' transforms its logits ({key} in its configuration), which is not supported"
-            )
-    unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
+    text = config.get_text_config()
+    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - _ATTENTION)
     if unknown:
+        raise BackendError(_STATE.format(name, unknown[0]))
+    if text is not config:
         raise BackendError(
-            f"model '{name}' has layers of type {unknown.pop()}, which is not supported; choose a transformer"
+            f"model '{name}' is a '{config.model_type}', which holds more than the language model that this backend "
+            "trains; choose a version of text alone, or --backend mlx"
         )
     return config
 
@@ -282,7 +320,9 @@ def _check_trunk(policy: Policy, name: str) -> None:
     """Refuse a model whose logits are not head · trunk of a packed row: its numbers would be silently wrong."""
     head = policy.causal.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise BackendError(f"model '{name}' has an output layer with a bias or none at all, which is not supported")
+        raise BackendError(
+            f"model '{name}' has an output layer with a bias or none at all, which is not supported; choose another"
+        )
     ids = np.arange(4) % policy.vocabulary
     row = torch.from_numpy(ids).to(policy.device)[None]
     batch = pack(Sequences((ids[:2], ids[:2]), np.tile(ids[2:], 2), np.array([0, 2, 4])), [[0, 1]])
@@ -297,38 +337,12 @@ def _check_trunk(policy: Policy, name: str) -> None:
     tolerance = (0.05 if policy.dtype == torch.bfloat16 else 1e-3) * expected.abs().max()
     head = policy.head(len(ids))
     if (head.logits(plain, 1.0) - expected).abs().max() > tolerance:
-        raise BackendError(f"model '{name}' does more to its logits than multiply by the output matrix; not supported")
+        raise BackendError(
+            f"model '{name}' does more to its logits than scale, cap and multiply them by the output matrix"
+        )
     every = set(range(policy.config.num_hidden_layers))
     if layout.reached != every or (head.logits(packed, 1.0) - expected[[0, 1, 2, 2]]).abs().max() > tolerance:
         raise BackendError(_OWN_ATTENTION.format(name))
-
-
-def _add_adapters(causal: Any, lora: LoraSettings, seed: int) -> Any:
-    """Inject LoRA adapters (float32, B = 0) into ``causal``; returns PEFT's wrapper of it."""
-    import peft
-
-    names = {
-        name.rsplit(".")[-1] for name, module in causal.base_model.named_modules() if isinstance(module, nn.Linear)
-    }
-    missing = [target for target in lora.targets if target not in names]
-    if missing:
-        raise BackendError(
-            f"lora target '{missing[0]}' is no projection of this model; it has {', '.join(sorted(names))}"
-        )
-    depth = causal.config.num_hidden_layers
-    if lora.layers is not None and not 0 < lora.layers <= depth:
-        raise BackendError(f"lora layers = {lora.layers}, but the model has {depth}; choose 1 to {depth}")
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.rank,
-        lora_alpha=lora.scale * lora.rank,
-        target_modules=list(lora.targets),
-        layers_to_transform=None if lora.layers is None else list(range(depth - lora.layers, depth)),
-    )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT asks by the former name
-        torch.manual_seed(seed)
-        return peft.get_peft_model(causal, config).eval()
 
 
 def _first_line(error: BaseException) -> str:

@@ -181,7 +181,7 @@ class Rollout:
         if len(numbers) > 1:
             numbers[1] = -torch.linalg.vecdot(probabilities, logprobs)
         if rows is not None and self._proxy is not None:
-            rows.copy_(self._head.gradients(logprobs, probabilities, ids, self._proxy))
+            rows.copy_(self._head.gradients(hidden, logprobs, probabilities, ids, self._proxy))
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""

@@ -33,7 +33,7 @@ def _options(
 
 
 # Each registers its commands on app.
-from delta_cli.cli import doctor, evaluate, export, init, look, parity, recipe, runs, study, train  # noqa: E402, F401
+from delta_cli.cli import chat, doctor, evaluate, export, init, look, parity, recipe, runs, study, train  # noqa: E402, F401
 
 
 def main() -> None:

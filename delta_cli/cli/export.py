@@ -17,16 +17,30 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run, going on or ended.")],
     out: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     checkpoint: Annotated[str, typer.Option(help="best, last or a step.")] = "last",
+    quantise: Annotated[
+        int | None,
+        typer.Option(help="Bits of the weights: 2, 3, 4, 6 or 8; for mlx-lm.", show_default=False),
+    ] = None,
+    gguf: Annotated[bool, typer.Option("--gguf", help="Write model.gguf too, for llama.cpp.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Upload the folder to the hub as owner/name.", show_default=False)
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Of --push: let everybody see it.")] = False,
     backend: BackendOption = "auto",
 ) -> None:
-    """Write a run's model at one of its steps as a folder that transformers and mlx-lm open."""
+    """Write a run's model at one of its steps as a folder that transformers and mlx-lm open, with a model card."""
+    from delta_cli.evaluation import publish
     from delta_cli.evaluation.subject import export_model, find_subject
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: is there already and not an empty folder; choose another one")
     if not (run / "recipe.toml").is_file():
         raise UserError(f"{run}: holds no run (no recipe.toml); give the folder that delta train wrote")
+    publish.check(quantise, push, public)
     subject = find_subject(str(run), checkpoint, lambda line: typer.echo(line, err=True))
-    export_model(subject, backend, out)
+    finish = publish.finisher(run, subject.step, push or out.name, quantise, gguf)
+    export_model(subject, backend, out, finish)
     step = "" if subject.step is None else f", after step {subject.step} of {run}"
     typer.echo(f"written to {out}{step}")
+    if push:
+        typer.echo(f"uploaded to {publish.upload(out, push, public)}")

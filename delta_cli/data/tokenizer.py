@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -119,11 +119,23 @@ class Tokenizer:
 
         Raises UserError where the model has no template or the template refuses.
         """
-        if self._template is None:
-            raise UserError("the model has no chat template; set the prompt template to 'plain' or 'paper'")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": question})
-        names = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        return self.converse(messages, **template_kwargs)
+
+    @property
+    def converses(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    def converse(self, messages: Sequence[Mapping[str, str]], **template_kwargs: object) -> str:
+        """Messages of role and content in the model's chat template, up to where the next answer begins.
+
+        Raises UserError where the model has no template or the template refuses.
+        """
+        if self._template is None:
+            raise UserError("the model has no chat template; set the prompt template to 'plain' or 'paper'")
+        names = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return _environment().from_string(self._template).render({**self._special, **names, **template_kwargs})
         except Exception as error:  # a template is code, and raises whatever it likes

@@ -19,8 +19,9 @@ from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.estimate import Item, estimate, needed, totals, trained
 from delta_cli.doctor.layout import layout
+from delta_cli.doctor.mac import PATIENCE, attention_scores, longest_operation
 from delta_cli.doctor.machine import Machine, look
-from delta_cli.doctor.shapes import shape_of
+from delta_cli.doctor.shapes import Shape, shape_of
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
@@ -104,10 +105,15 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
         yield Finding("note", "memory", f"not estimated: {error}")
         return
     spread = layout(recipe.parallel.processes, recipe.parallel.sharding, trained(recipe, shape))
-    items = sorted(estimate(recipe, shape, config, spread), key=lambda item: -item.bytes)
+    found = estimate(recipe, shape, config, spread)
+    if backend == "mlx":
+        found.append(attention_scores(recipe, shape))
+    items = sorted(found, key=lambda item: -item.bytes)
     for item in items:
         if item.bytes:
             yield Finding("ok", f"memory, {item.phase}", f"{_gib(item.bytes):>10}  {item.name}: {item.how}")
+    if backend == "mlx" and machine.system.startswith("Darwin"):
+        yield _watchdog(recipe, shape)
     total, host = needed(items), totals(items)["host"] * spread.processes
     if backend != "cuda":  # what is beside the device lies in the same memory, and so do the other processes
         yield _fits("memory", items, total * spread.processes + host, machine.device_memory)
@@ -117,6 +123,20 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
         yield _shared(recipe, totals(items)["stays"], machine.device_memory)
     if host:
         yield _fits("memory, host", [item for item in items if item.phase == "host"], host, machine.memory)
+
+
+def _watchdog(recipe: Recipe, shape: Shape) -> Finding:
+    """Whether one operation may hold the GPU for longer than macOS likes while a display is on."""
+    key, seconds = longest_operation(recipe, shape)
+    text = f"the longest operation of an update takes an M1 {seconds:.2f} s, a faster chip less"
+    if seconds < PATIENCE:
+        return Finding("ok", "watchdog", text)
+    return Finding(
+        "note",
+        "watchdog",
+        f"{text}; macOS may end it while a display is on: lower {key}, or run under caffeinate -i and let the display "
+        "sleep (docs/mac.md)",
+    )
 
 
 def _shared(recipe: Recipe, stays: int, available: int) -> Finding:

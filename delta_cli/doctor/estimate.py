@@ -22,7 +22,7 @@ Phase = Literal["stays", "rollout", "score", "update", "export", "host"]
 # Numbers that the inside of one layer keeps for the backward pass, for a token: so many times the hidden
 # size, the width of all queries, that of all keys, and the feed-forward's width. Counted as autograd saves
 # them (a test repeats it). In bfloat16 the residual stream and the norms stay float32, which is two numbers.
-_INSIDE = {"float32": (12, 5, 4, 4), "bfloat16": (19, 7, 5, 4)}
+_INSIDE = {"float32": (12, 5, 4, 4), "bfloat16": (19, 7, 5, 4), "float16": (19, 7, 5, 4)}
 _HEAD_ROWS = 4  # hidden states of a micro-batch: as they come, chosen, their derivative, and that in place
 
 
@@ -68,12 +68,16 @@ def totals(items: Iterable[Item]) -> dict[Phase, int]:
 
 
 def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: Layout) -> list[Item]:
-    half = recipe.model.dtype == "bfloat16"
+    half = recipe.model.dtype != "float32"
     lora, count = recipe.model.lora, shape.parameters
     stored = FLOAT if lora is None or not half else 2
     bits = (config.get("quantization") or {}).get("bits")
     width = f"{bits} bits" if bits else f"{stored} bytes"
     base = count * bits // 8 + count // 16 if bits else count * stored
+    if recipe.model.load_in_4bit and not bits:  # matrices of layers alone: embeddings and head stay what they are
+        packed = shape.layers * shape.layer_matrices
+        base = packed // 2 + packed // 64 + packed // 4096 + (count - packed) * stored
+        width = f"4.13 bits in {_many(packed)}, {stored} bytes in the rest"
     split = "" if layout.parts == 1 else f" / {layout.parts} processes"
     items = [Item("weights", layout.share(base), "stays", f"{_many(count)} × {width}{split}", "a smaller model")]
     own, some = layout.share(trained(recipe, shape)), f"{_many(trained(recipe, shape))}{{}}{split}"
@@ -97,7 +101,7 @@ def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) ->
     float32; a cast lives for its product, those of the update until the backward of their layer, and while drawing
     all of them stay.
     """
-    half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
+    half, lora = recipe.model.dtype != "float32", recipe.model.lora
     if layout.parts == 1:
         how = f"{_many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
         return [Item("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
@@ -139,14 +143,14 @@ def _moments(update: Update, own: int, some: str, smaller: str) -> Item:
 
 def key_value_bytes(recipe: Recipe, shape: Shape) -> int:
     """Bytes of a token's keys and values in all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype == "bfloat16" else FLOAT)
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
 def _vllm(recipe: Recipe, shape: Shape) -> list[Item]:
     """What a server on the trainer's GPU takes at least while it draws; asleep, its weights are on the host."""
     if not recipe.engine.colocated:
         return []
-    width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
+    width = 2 if recipe.model.dtype != "float32" else FLOAT
     per_token, length = key_value_bytes(recipe, shape), recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
     weights, how = shape.parameters * width, f"{_many(shape.parameters)} × {width} bytes"
     least = f"one response of {length} tokens × {per_token / 1024:.0f} KiB; what engine.memory leaves holds more"
@@ -192,12 +196,12 @@ def _inside(recipe: Recipe, shape: Shape) -> int:
     """Bytes for a token of the inside of one layer."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
     numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
-    return numbers * (2 if recipe.model.dtype == "bfloat16" else FLOAT)
+    return numbers * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
 def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
     """Of scoring and of the update. The head's rows are float32."""
-    half, lora = recipe.model.dtype == "bfloat16", recipe.model.lora
+    half, lora = recipe.model.dtype != "float32", recipe.model.lora
     update, rollout = recipe.update, recipe.rollout
     tokens = max(update.micro_batch_tokens, rollout.max_prompt_tokens + rollout.max_tokens)
     inside = _inside(recipe, shape)
@@ -233,7 +237,7 @@ def _features(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
     if recipe.method.resolve().credit != "delta":
         return []
     update, rollout = recipe.update, recipe.rollout
-    width = 2 if recipe.model.dtype == "bfloat16" else FLOAT
+    width = 2 if recipe.model.dtype != "float32" else FLOAT
     tokens = layout.most(rollout.prompts) * rollout.responses * rollout.max_tokens
     everything = tokens * shape.hidden * width
     here = min(everything, update.feature_bytes)

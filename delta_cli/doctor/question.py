@@ -71,7 +71,7 @@ class Question:
     @property
     def width(self) -> int:
         """Bytes of a number that is computed with."""
-        return 2 if self.recipe.model.dtype == "bfloat16" else FLOAT
+        return 2 if self.recipe.model.dtype != "float32" else FLOAT
 
     @property
     def weight_bytes(self) -> int:

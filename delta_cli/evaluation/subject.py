@@ -51,11 +51,12 @@ def find_subject(name: str, which: str | None = None, say: Callable[[str], None]
     if not run.started:
         if which is not None:
             raise UserError(f"--checkpoint {which}: {name} is a model, not a run that delta train wrote; leave it out")
-        return Subject(name, BackendSettings(model=model_path(name)), step=exported.step_of(Path(name)))
+        settings = BackendSettings(model=model_path(name), frozen=True)
+        return Subject(name, settings, step=exported.step_of(Path(name)))
     recipe = load_recipe(run.recipe)
     step = _step(run, which or "last", say)
     if (run.model / "config.json").is_file() and step == exported.step_of(run.model):
-        return Subject(name, BackendSettings(model=str(run.model)), recipe, step=step)
+        return Subject(name, BackendSettings(model=str(run.model), frozen=True), recipe, step=step)
     assert step is not None  # only an exported model may not know its step
     folder = checkpoint.folder_of(run.checkpoints, step)
     problem = checkpoint.check(folder) if folder.is_dir() else f"it is not there ({_there(run)})"
@@ -97,10 +98,13 @@ def _there(run: RunFolder) -> str:
     return f"there are checkpoints of steps {', '.join(map(str, steps))}" if steps else "there are no checkpoints"
 
 
-def export_model(subject: Subject, backend_name: str, out: Path) -> None:
+def export_model(
+    subject: Subject, backend_name: str, out: Path, finish: Callable[[Path], Path] = lambda folder: folder
+) -> None:
     """Write the subject's model folder to ``out``, which appears whole or not at all.
 
-    Raises UserError where the disk does not take it.
+    ``finish`` gets the folder while it is still under another name, adds to it or makes another one of it, and
+    returns which of them becomes ``out``. Raises UserError where the disk does not take it.
     """
     partial = out.with_name(f".{out.name}.partial")
     try:
@@ -112,11 +116,14 @@ def export_model(subject: Subject, backend_name: str, out: Path) -> None:
             with closing(registry.create(backend_name, subject.settings)) as learner:
                 subject.load_into(learner)
                 learner.export(partial)
+        chosen = finish(partial)
         if subject.step is not None:
-            exported.write_step(partial, subject.step)
+            exported.write_step(chosen, subject.step)
         if out.is_dir():
             out.rmdir()  # empty
-        partial.rename(out)
+        chosen.rename(out)
+        if chosen != partial:
+            shutil.rmtree(partial)
     except (OSError, *BACKEND_WRITES) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"{out}: cannot be written ({error}); make room, or choose another folder") from error

@@ -66,9 +66,19 @@ class Model(Section):
     """The policy that is trained."""
 
     path: str = key("tiny-base", 'model folder, name on the Hugging Face hub, or "tiny-base" (shipped)', min_length=1)
-    dtype: Literal["float32", "bfloat16"] = key("float32", "type of the compute; master weights are float32")
+    dtype: Literal["float32", "bfloat16", "float16"] = key(
+        "float32", "type of the compute, master weights are float32; float16 is for adapters with mlx, on an M1"
+    )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     lora: Lora | None = key(None, "train low-rank adapters; absent: the whole model")
+    adapter: str | None = key(None, "adapters of PEFT or mlx-lm to start from: a folder or hub name", min_length=1)
+    load_in_4bit: bool = key(False, "quantise the base to 4 bits as it is loaded; needs [model.lora]")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lora is None and (name := "adapter" if self.adapter else "load_in_4bit" if self.load_in_4bit else ""):
+            raise ValueError(f"model.{name} is for runs that train adapters; add [model.lora], or remove it")
+        return self
 
 
 class Data(Section):

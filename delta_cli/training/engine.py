@@ -39,7 +39,7 @@ def open_sampler(
     if engine.ahead and ranks.size > 1:
         raise UserError(f"engine.ahead needs one training process, but there are {ranks.size}; set engine.ahead = 0")
     with ExitStack() as stack:
-        bytes_needed = learner.parameters * (2 if recipe.model.dtype == "bfloat16" else 4)
+        bytes_needed = learner.parameters * (2 if recipe.model.dtype != "float32" else 4)
         inbox = from_first(ranks, _inbox(recipe, run_dir, bytes_needed, stack) if ranks.rank == 0 else None)
         settings = VllmSettings(
             urls=engine.url,

@@ -214,11 +214,12 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
     model, update = recipe.model, recipe.update
     lora = None
     if model.lora is not None:
-        lora = LoraSettings(model.lora.rank, model.lora.scale, model.lora.targets, model.lora.layers)
+        lora = LoraSettings(model.lora.rank, model.lora.scale, model.lora.targets, model.lora.layers, model.adapter)
     return BackendSettings(
         model=model_path(model.path),
         dtype=model.dtype,
         lora=lora,
+        load_in_4bit=model.load_in_4bit,
         optimizer=OptimizerSettings(
             update.beta1,
             update.beta2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ from transformers import AutoModelForCausalLM
 from backends import registry
 from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences
 from delta_cli.assets.random_model import write_qwen3
+from tests.conformance.conftest import write_model
 from tests.conformance.objectives import Linear
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 import mlx.core as mx
+from mlx_lm import fuse
 from mlx_lm.utils import load_adapters, load_model
 
 VOCAB = 40
@@ -81,3 +84,24 @@ def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> N
     write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, layers=2, head_dim=8, intermediate=64)
     with pytest.raises(BackendError, match=f"lora layers = {layers}, but the model has 2; choose 1 to 2"):
         registry.create(name, BackendSettings(str(tmp_path), lora=LoraSettings(layers=layers)))
+
+
+@pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
+@pytest.mark.parametrize("name", ["cpu", "mlx"])
+def test_mlx_lm_fuses_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_model(tmp_path / "base", tie=False)
+    settings = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"))
+    engine = registry.create(name, BackendSettings(str(base), lora=settings))
+    ids = np.random.default_rng(0).integers(1, 20, 12)
+    sequences = Sequences((ids[:2],), ids[2:], np.array([0, 10]))
+    for _ in range(2):
+        engine.accumulate(sequences, Linear(sequences.starts, np.ones(10)))
+        engine.step(0.02)
+    trained = engine.score(sequences).logprobs
+    engine.export(tmp_path / "model")
+    engine.close()
+    options = {"--model": base, "--adapter-path": tmp_path / "model" / "adapter", "--save-path": tmp_path / "fused"}
+    monkeypatch.setattr(sys, "argv", ["fuse", *(str(part) for pair in options.items() for part in pair)])
+    fuse.main()
+    opened = registry.create("cpu", BackendSettings(str(tmp_path / "fused")))
+    np.testing.assert_allclose(opened.score(sequences).logprobs, trained, rtol=0, atol=1e-5)

@@ -35,7 +35,7 @@ from backends.mlx.backend import MlxEngine
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
-from backends.mlx.rollout import inverse_cdf, nucleus
+from backends.mlx.rollout import Rollout, inverse_cdf, nucleus
 from delta_cli.assets.random_model import write_qwen3
 
 VOCAB = 40
@@ -399,15 +399,75 @@ def test_models_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
-    """Its head is more than a matrix: what is computed from trunk and matrix would be wrong."""
+def write_gemma2(folder: Path, **changes: Any) -> Path:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "head_dim": 8, "vocab_size": VOCAB}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "query_pre_attn_scalar": 8, "rms_norm_eps": 1e-6}
     config = {"model_type": "gemma2", "final_logit_softcapping": 0.5, **shape, **heads}
-    save_model(tmp_path, gemma2.Model(gemma2.ModelArgs.from_dict(config)))
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BackendError, match="'gemma2' put more than one matrix between trunk and logits"):
+    save_model(folder, gemma2.Model(gemma2.ModelArgs.from_dict(config)))
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_a_model_that_does_more_to_its_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed from trunk and matrix would be wrong."""
+    whole = gemma2.Model.__call__
+    monkeypatch.setattr(gemma2.Model, "__call__", lambda *args, **options: 2 * whole(*args, **options))
+    with pytest.raises(BackendError, match="'gemma2' put more than one matrix, a scale and a cap"):
+        create(write_gemma2(tmp_path))
+
+
+def test_a_sliding_window_that_mlx_lm_leaves_out(tmp_path: Path) -> None:
+    """Up to the window the numbers are the model's; beyond it they would be another's, and are refused."""
+    engine = create(write_gemma2(tmp_path, sliding_window=6))
+    prompt = np.array([1, 2])
+    sequences = Sequences((prompt,), np.array([3, 4, 5, 6]), np.array([0, 4]))
+    engine.score(sequences)
+    longer = Sequences((prompt,), np.array([3, 4, 5, 6, 7]), np.array([0, 5]))
+    for call in (
+        lambda: engine.score(longer),
+        lambda: engine.rollout(RolloutRequest((prompt,), Sampling(max_tokens=5, stop_ids=()))),
+    ):
+        with pytest.raises(BackendError, match="7 tokens, but models of type 'gemma2' look back on 6"):
+            call()
+
+
+def test_a_quantised_model_that_is_only_drawn_from(folder: Path, tmp_path: Path) -> None:
+    """It needs no adapters then: what delta eval and delta chat load."""
+    model, config = quantize_model(*load_model(folder), group_size=32, bits=4)
+    save_model(tmp_path, model)
+    save_config(config, tmp_path / "config.json")
+    with pytest.raises(BackendError, match=r"add \[model.lora\]"):
         create(tmp_path)
+    engine = create(tmp_path, frozen=True)
+    assert engine.trainable == 0
+    prompt = np.array([1, 2, 3])
+    drawn = engine.rollout(RolloutRequest((prompt,), Sampling(max_tokens=4, stop_ids=())))
+    scored = engine.score(Sequences((prompt,), drawn.tokens, drawn.starts)).logprobs
+    np.testing.assert_allclose(drawn.logprobs, scored, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["rows", "positions"])
+def test_a_generator_that_does_otherwise_is_found_at_the_start(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another version of mlx-lm might change: the order of rows, what a cache holds."""
+    prefilled, sample = Rollout._prefilled, Rollout._sample
+
+    def turned(self: Rollout, logprobs: mx.array) -> mx.array:
+        return sample(self, logprobs[::-1])
+
+    def cut(self: Rollout) -> Any:
+        for row, last, cache in prefilled(self):
+            for layer in cache:
+                layer.trim(1)
+            yield row, last, cache
+
+    if what == "rows":
+        monkeypatch.setattr(Rollout, "_sample", turned)
+    else:
+        monkeypatch.setattr(Rollout, "_prefilled", cut)
+    with pytest.raises(BackendError, match=r"nats from those of a plain forward.*install mlx-lm 0\.32\.2"):
+        create(folder)
 
 
 def test_unknown_adapter_targets_are_named(folder: Path) -> None:

@@ -15,11 +15,21 @@ import mlx.nn as nn
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
-from backends.interface import BackendSettings, LoraSettings, Proxy, RolloutRequest, Sampling
+from backends import registry
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    LoraSettings,
+    Proxy,
+    RolloutRequest,
+    Sampling,
+    Sequences,
+)
 from backends.mlx.backend import MlxEngine
 from backends.mlx.head import BLOCK, Head, logprobs, proxies, pullback
 from backends.mlx.rollout import Rollout
 from delta_cli.assets.random_model import write_qwen3
+from tests.conformance.objectives import Linear
 
 VOCAB, WIDTH, TOKENS = 32_000, 64, 12
 TOLERANCE = 1e-4  # nats
@@ -57,24 +67,35 @@ def weights_of(layer: nn.Module) -> Array:
     return codes * scales + biases
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("make", [plain, packed("affine"), packed("mxfp4")], ids=["bfloat16", "4 bits", "mxfp4"])
-def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module]) -> None:
+def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], softcap: float | None) -> None:
     """Log-probabilities, their gradient and features; products in bfloat16 would be off by 0.03 nats and more."""
     assert BLOCK < VOCAB, "a head of several blocks"
     rng = np.random.default_rng(1)
     layer = make()
-    head, weight = Head.of(layer, "lm_head"), weights_of(layer)
+    head, weight = Head.of(layer, "lm_head", softcap), weights_of(layer)
     hidden = mx.array(rng.normal(size=(TOKENS, WIDTH)).astype(np.float32)).astype(mx.bfloat16)
     targets, slope = rng.integers(0, VOCAB, TOKENS), rng.normal(size=TOKENS)
-    logits = float64(hidden) @ weight.T / 0.7
+    logits, through = float64(hidden) @ weight.T, np.ones((TOKENS, VOCAB))  # and their derivative by the products
+    if softcap is not None:
+        logits, through = softcap * np.tanh(logits / softcap), np.cosh(logits / softcap) ** -2.0
+    logits = logits / 0.7
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     found = logprobs(head, hidden, mx.array(targets), 0.7, 5)
     np.testing.assert_allclose(found, logp[np.arange(TOKENS), targets], rtol=0, atol=TOLERANCE)
-    exact = weight[targets] - np.exp(logp) @ weight
+    rows = through[np.arange(TOKENS), targets, None] * weight[targets]
+    exact = rows - (np.exp(logp) * through) @ weight
     log_softmax = head.log_softmax(hidden, 0.7)
     np.testing.assert_allclose(log_softmax, logp, rtol=0, atol=TOLERANCE)
     features = proxies(head, hidden, mx.array(targets), log_softmax, Proxy("hidden_exact"))
     np.testing.assert_allclose(features, exact, rtol=0, atol=1e-4 * np.abs(exact).max())
+    likeliest = np.argsort(-logp, axis=-1)[:, :5]
+    q = np.exp(np.take_along_axis(logp, likeliest, -1))
+    q = q / q.sum(-1, keepdims=True) * np.take_along_axis(through, likeliest, -1)
+    features = proxies(head, hidden, mx.array(targets), log_softmax, Proxy("hidden_topk", 5))
+    topmost = rows - np.einsum("nk,nkh->nh", q, weight[likeliest])
+    np.testing.assert_allclose(features, topmost, rtol=0, atol=1e-4 * np.abs(topmost).max())
     slopes = mx.array(slope.astype(np.float32))
     dhidden, dweight = pullback(head, hidden, mx.array(targets), slopes, 0.7, 5, weight=make is plain)
     expected = slope[:, None] * exact / 0.7
@@ -82,6 +103,7 @@ def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module]) ->
     if dweight is not None:
         dlogits = -slope[:, None] * np.exp(logp)
         dlogits[np.arange(TOKENS), targets] += slope
+        dlogits *= through
         expected = dlogits.T @ float64(hidden) / 0.7
         np.testing.assert_allclose(dweight, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
@@ -117,3 +139,34 @@ def test_float16_scales_of_a_base_are_kept(tmp_path: Path) -> None:
         assert layer[key].dtype == mx.float16
         np.testing.assert_array_equal(np.array(layer[key]), np.array(original[key]))
     assert engine.model.model.norm.weight.dtype == mx.bfloat16
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-9])
+def test_gradients_of_float16_do_not_vanish(size: float, tmp_path: Path) -> None:
+    """However little each of many tokens counts: the adapters' gradient is float32's, as far as 11 bits go."""
+    write_qwen3(tmp_path, vocab_size=40, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    ids = np.random.default_rng(0).integers(1, 40, 12)
+    sequences = Sequences((ids[:2],), ids[2:], np.array([0, 10]))
+    weights = size * np.random.default_rng(1).normal(size=10)
+    gradients, scores = {}, {}
+    for dtype in ("float32", "float16"):
+        settings = BackendSettings(str(tmp_path), dtype=dtype, lora=LoraSettings(rank=2), gradient_checkpointing=True)
+        engine = package.create(settings, "mlx")
+        assert isinstance(engine, MlxEngine)
+        scores[dtype] = engine.score(sequences).logprobs
+        engine.accumulate(sequences, Linear(sequences.starts, weights))
+        gradients[dtype] = {name: np.array(part) / size for name, part in engine.optimizer.gradient.items()}
+        assert {part.dtype for part in gradients[dtype].values()} == {np.dtype(np.float32)}
+        assert engine.model.model.norm.weight.dtype == getattr(mx, dtype)
+        engine.close()
+    np.testing.assert_allclose(scores["float16"], scores["float32"], rtol=0, atol=0.02)
+    for name, known in gradients["float32"].items():
+        assert np.linalg.norm(gradients["float16"][name] - known) <= 0.02 * np.linalg.norm(known) + 1e-9, name
+
+
+def test_float16_is_for_adapters(tmp_path: Path) -> None:
+    write_qwen3(tmp_path, vocab_size=40, hidden=32, head_dim=8, intermediate=64)
+    with pytest.raises(BackendError, match=r"float16.*add \[model.lora\]"):
+        package.create(BackendSettings(str(tmp_path), dtype="float16"), "mlx")
+    with pytest.raises(BackendError, match=r"float16.*--backend mlx"):
+        registry.create("cpu", BackendSettings(str(tmp_path), dtype="float16", lora=LoraSettings()))

@@ -29,16 +29,23 @@ def case() -> dict[str, torch.Tensor]:
     }
 
 
+def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-def test_statistics_and_gradients(case: dict[str, torch.Tensor], chunk: int, temperature: float) -> None:
+def test_statistics_and_gradients(
+    case: dict[str, torch.Tensor], chunk: int, temperature: float, softcap: float | None
+) -> None:
     """Everything the head says, and the gradient of Σ c·logp through it, is autograd's over whole logits."""
     hidden, weight = (case[name].double().requires_grad_() for name in ("hidden", "weight"))
-    log = (hidden @ weight.T / temperature).log_softmax(1)
+    log = (capped(hidden @ weight.T, softcap) / temperature).log_softmax(1)
     logprobs = log.gather(1, case["targets"][:, None])[:, 0]
     (logprobs * case["coefficients"]).sum().backward()
 
-    head = Head(case["weight"], chunk)
+    head = Head(case["weight"], chunk, softcap)
     found = head.statistics(case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact"))
     gradient = torch.zeros_like(case["weight"])
     rest = case["targets"], found.logsumexp, case["coefficients"], temperature
@@ -52,20 +59,34 @@ def test_statistics_and_gradients(case: dict[str, torch.Tensor], chunk: int, tem
     close(gradient, weight.grad)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("k", [1, 5, VOCAB + 3])
-def test_truncated_direction(case: dict[str, torch.Tensor], k: int) -> None:
+def test_truncated_direction(case: dict[str, torch.Tensor], k: int, softcap: float | None) -> None:
     """hidden_topk is autograd's d log q(y) / dh + the same for y outside the top k; k ≥ V is the exact proxy."""
     hidden, weight = case["hidden"].double().requires_grad_(), case["weight"].double()
-    logits = hidden @ weight.T
+    logits = capped(hidden @ weight.T, softcap)
     kept = logits.topk(min(k, VOCAB)).values
     chosen = logits.gather(1, case["targets"][:, None])[:, 0]
     (chosen - kept.logsumexp(1)).sum().backward()
-    found = Head(case["weight"], 4).statistics(
+    found = Head(case["weight"], 4, softcap).statistics(
         case["hidden"], case["targets"], 1.0, entropies=False, proxy=Proxy("hidden_topk", k)
     )
     assert found.hidden_gradients is not None
     assert found.entropies is None
     close(found.hidden_gradients, hidden.grad)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("proxy", [Proxy("hidden_exact"), Proxy("hidden_topk", 5)], ids=lambda proxy: proxy.kind)
+def test_directions_from_what_drawing_has_at_hand(
+    case: dict[str, torch.Tensor], proxy: Proxy, softcap: float | None
+) -> None:
+    """They are those of scoring."""
+    head, targets = Head(case["weight"], 4, softcap), case["targets"]
+    logprobs = head.logits(case["hidden"], 0.7).log_softmax(1)
+    found = head.gradients(case["hidden"], logprobs, logprobs.exp(), targets, proxy)
+    scored = head.statistics(case["hidden"], targets, 0.7, entropies=False, proxy=proxy)
+    close(found, scored.hidden_gradients)
 
 
 def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:

@@ -159,7 +159,10 @@ def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
     assert counted >= (three - two) / 4096 * (0.85 if adapters else 0.97)
 
 
-@pytest.mark.parametrize(("name", "memory"), [("qwen3_8b.toml", 141e9), ("qwen3_8b_lora.toml", 24e9)])
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("qwen3_8b.toml", 141e9), ("qwen3_8b_lora.toml", 24e9), ("qwen3_8b_lora_16gb.toml", 16e9)],
+)
 def test_the_recipes_fit_one_gpu(name: str, memory: float) -> None:
     """With a tenth left for the context, the allocator's gaps and what frameworks keep."""
     _, items = estimated(name)
@@ -274,6 +277,37 @@ def test_processes_of_one_machine_share_its_memory_but_not_their_gpus(monkeypatc
     for backend, sizes in (("cuda", [device, host]), ("cpu", [8 * device + host])):
         found = [each.text for each in examine(recipe, backend, run_model=False) if "worst moment" in each.text]
         assert [text.split(" at the")[0] for text in found] == [f"about {size / 2**30:.1f} GiB" for size in sizes]
+
+
+def test_a_base_of_four_bits_by_hand() -> None:
+    """What bitsandbytes stores: a code of 4 bits a number, a byte for 64 of them, 4 bytes for 64 · 256."""
+    found, _ = estimated("qwen3_8b_lora.toml", "model.load_in_4bit=true")
+    matrices = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288)
+    packed = matrices / 2 + matrices / 64 + 4 * matrices / (64 * 256)
+    assert found["stays weights"].bytes == packed + 2 * 2 * 151936 * 4096
+
+
+def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores of unfused attention, and a warning of the watchdog where one operation takes long."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    machine = Machine("Darwin 25.0, Python 3.12", 8, 32 * 2**30, "Apple silicon", 24 * 2**30, {})
+    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    keys = ["rollout.max_tokens=16000", "rollout.max_prompt_tokens=384", "evaluation.max_tokens=100"]
+
+    def found(*more: str) -> list[Finding]:
+        recipe = load_recipe(RECIPES / "qwen3_1.7b_mac.toml", [*keys, *more])
+        return list(examine(recipe, "mlx", run_model=False))
+
+    scores = [each.text for each in found() if "attention scores" in each.text and "worst" not in each.text]
+    assert ["8.0 GiB" in text and "1 × 16384² × 16 heads × 2 bytes" in text for text in scores] == [True]
+    plain = [each.text for each in found("model.gradient_checkpointing=false") if "28 layers" in each.text]
+    assert "224.0 GiB" in plain[0]
+    watchdog = {each.subject: each for each in found("update.head_chunk_tokens=4096")}["watchdog"]
+    assert watchdog.level == "note"
+    assert f"{2 * 4096 * 2048 * 151936 / 2.6e12:.2f} s" in watchdog.text
+    assert "lower update.head_chunk_tokens" in watchdog.text
+    short = ["rollout.max_tokens=100", "update.micro_batch_tokens=512", "update.head_chunk_tokens=64"]
+    assert {each.subject: each for each in found(*short)}["watchdog"].level == "ok"
 
 
 def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

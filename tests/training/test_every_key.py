@@ -23,14 +23,16 @@ from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
 from delta_cli.data.loading import DataSpec
+from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationSettings
-from delta_cli.recipe import Recipe
+from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.loading import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.rewards.spec import RewardSpec
 from delta_cli.training.observer import Observer
 from delta_cli.training.run_folder import read_lines
 from delta_cli.training.seeds import derive
+from delta_cli.training.setup import backend_settings
 
 from .harness import write_model
 from .watched import Seen, one, recipe_of, run
@@ -155,6 +157,8 @@ ALONE = {
     "tracking.kind",
     "tracking.project",
     "parallel.processes",
+    "model.adapter",  # both in tests/backends, and below
+    "model.load_in_4bit",
     # engine.ahead draws in tests/vllm/test_training.py
     *(f"engine.{name}" for name in Recipe.model_fields["engine"].default.model_dump()),
 }
@@ -443,3 +447,14 @@ def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, mon
     with_tracking(Observer(), recipe_of(small(values) | keys), tmp_path).begin("title", 1, 0)
     assert [given["project"] for given in begun] == ["p-project"]
     assert with_tracking(observer := Observer(), recipe_of(small(values)), tmp_path) is observer
+
+
+def test_adapters_to_start_from_and_four_bits_reach_the_backend() -> None:
+    changes = ["model.lora={ rank = 3 }", "model.adapter=somebody/adapter", "model.load_in_4bit=true"]
+    settings = backend_settings(load_recipe(None, changes))
+    assert settings.load_in_4bit
+    assert settings.lora is not None
+    assert settings.lora.adapter == "somebody/adapter"
+    for alone in changes[1:]:
+        with pytest.raises(UserError, match=r"is for runs that train adapters; add \[model.lora\]"):
+            load_recipe(None, [alone])

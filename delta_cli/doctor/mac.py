@@ -1,0 +1,41 @@
+"""What differs on a Mac: attention without a fused gradient, and the watchdog of macOS. Arithmetic, not measured."""
+
+from __future__ import annotations
+
+from delta_cli.doctor.estimate import FLOAT, Item
+from delta_cli.doctor.shapes import Shape
+from delta_cli.recipe import Recipe
+
+M1 = 2.6e12  # float32 operations a second of an M1's eight GPU cores, by its data sheet: the slowest there is
+PATIENCE = 0.25  # seconds of one operation from which on a warning is due; macOS does not publish its own
+
+
+def attention_scores(recipe: Recipe, shape: Shape) -> Item:
+    """Scores of all pairs of tokens in a micro-batch: MLX's fused attention has no gradient.
+
+    One copy of them, of one layer with gradient checkpointing and of all layers without.
+    """
+    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    tokens = max(recipe.update.micro_batch_tokens, longest)
+    width = FLOAT if recipe.model.dtype == "float32" else 2
+    layers = 1 if recipe.model.gradient_checkpointing else shape.layers
+    rows = tokens // longest
+    how = f"{rows} × {longest}² × {shape.heads} heads × {width} bytes"
+    return Item(
+        "attention scores",
+        layers * rows * longest**2 * shape.heads * width,
+        "update",
+        how if layers == 1 else f"{how} × {layers} layers",
+        "rollout.max_tokens, update.micro_batch_tokens, model.gradient_checkpointing",
+    )
+
+
+def longest_operation(recipe: Recipe, shape: Shape) -> tuple[str, float]:
+    """The largest product of an update, by name, and the seconds it takes an M1's GPU at full speed."""
+    tokens = max(recipe.update.micro_batch_tokens, recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens)
+    products = {
+        "update.micro_batch_tokens": 2 * tokens * shape.hidden * max(shape.intermediate, shape.heads * shape.head_dim),
+        "update.head_chunk_tokens": 2 * recipe.update.head_chunk_tokens * shape.hidden * shape.vocabulary,
+    }
+    key = max(products, key=lambda name: products[name])
+    return key, products[key] / M1

@@ -1,0 +1,113 @@
+"""A model card for the hub, made from what a run wrote down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from delta_cli import __version__
+from delta_cli.assets import model_path
+from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.recipe import load_recipe
+from delta_cli.recipe.document import to_toml
+from delta_cli.reporting.recorded import RecordedRun
+
+LIBRARY = {True: "mlx", False: "transformers"}  # by whether the weights are quantised, which mlx-lm alone reads
+
+
+def write_card(run: Path, out: Path, step: int | None, name: str, quantised: bool) -> None:
+    """Write README.md into an exported model folder; ``name`` is what the card calls the model."""
+    (out / "README.md").write_text(card(run, step, name, quantised), encoding="utf-8")
+
+
+def card(run: Path, step: int | None, name: str, quantised: bool) -> str:
+    """The text of a run's model card: base and its licence, method, curve, evaluations, recipe."""
+    recorded = RecordedRun(run)
+    recipe = load_recipe(run / "recipe.toml")
+    base, licence = recipe.model.path, licence_of(recipe.model.path)
+    lora = recipe.model.lora
+    trained = "the whole model" if lora is None else f"adapters of rank {lora.rank}, merged into the weights"
+    front = [
+        "---",
+        *([f"license: {licence}"] if licence else []),
+        *([f"base_model: {base}"] if base.count("/") == 1 and not Path(base).exists() else []),
+        f"library_name: {LIBRARY[quantised]}",
+        "pipeline_tag: text-generation",
+        "tags: [reinforcement-learning, rlvr, delta]",
+        "---",
+    ]
+    about = [
+        f"# {name}",
+        f"`{base}` after {step if step is not None else 'its last'} steps of reinforcement learning with verifiable "
+        f"rewards on `{recipe.data.source}`: method `{recipe.method.preset}`, {trained}. "
+        f"Made with delta {__version__}.",
+        f"Licence of the base: {licence or 'not known to the exporter; look at the base model'}.",
+    ]
+    if quantised:
+        about.append("The weights are quantised, for mlx-lm; rounding to few bits loses part of a small update.")
+    parts = ["\n".join(front), "\n\n".join(about), *_curve(recorded), *_evaluations(run, step)]
+    parts.append(f"## Recipe\n\n```toml\n{to_toml(recipe).strip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def licence_of(model: str) -> str | None:
+    """What a base model's own card, or the table of shipped models, says of its licence; None where nothing does."""
+    if model == "tiny-base":
+        return "apache-2.0"
+    folder = Path(model_path(model)).expanduser()
+    text = _read(folder / "README.md") if folder.is_dir() else _cached(model)
+    lines = text.splitlines()
+    if not lines or lines[0] != "---":
+        return None
+    for line in lines[1 : lines.index("---", 1) if "---" in lines[1:] else 1]:
+        key, _, value = line.partition(":")
+        if key == "license" and value.strip():
+            return value.strip().strip("\"'")
+    return None
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _cached(model: str) -> str:
+    """A hub model's card, from the hub or its cache; nothing where neither gives it."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        return ""
+    try:
+        return _read(Path(hf_hub_download(model, "README.md")))
+    except (OSError, ValueError):  # what the hub's own errors derive from
+        return ""
+
+
+def _curve(recorded: RecordedRun) -> list[str]:
+    """The held-out accuracy over the run, or its rewards where there was no evaluation."""
+    if recorded.evaluations:
+        rows = [f"| {record['step']} | {_percent(record.get('accuracy'))} |" for record in recorded.evaluations]
+        return ["## Held-out accuracy while training\n\n| step | accuracy |\n|---|---|\n" + "\n".join(rows)]
+    if not recorded.metrics:
+        return []
+    chosen = recorded.metrics[:: max(1, len(recorded.metrics) // 8)]
+    rows = [f"| {record['step']} | {record.get('reward_mean', float('nan')):.3f} |" for record in chosen]
+    return ["## Mean reward while training\n\n| step | reward |\n|---|---|\n" + "\n".join(rows)]
+
+
+def _evaluations(run: Path, step: int | None) -> list[str]:
+    """The run's evaluations of that very step: what the card's numbers are of is this model."""
+    found = [Evaluation.read(file) for file in sorted((run / "evaluations").glob(f"*/{FILE}"))]
+    rows = [
+        f"| {each.suite} | {each.average.avg.mean:.1%} ({each.average.avg.low:.1%} to {each.average.avg.high:.1%}) | "
+        f"{each.settings.samples} | {each.settings.temperature:g} | {each.settings.top_p:g} |"
+        for each in found
+        if each.step == step
+    ]
+    if not rows:
+        return []
+    head = "| suite | avg@k | k | temperature | top-p |\n|---|---|---|---|---|\n"
+    return ["## Evaluations\n\n" + head + "\n".join(rows)]
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.1%}" if isinstance(value, int | float) else ""

@@ -1,0 +1,58 @@
+"""Asking a model by hand: what was said so far, as the prompt of the next answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.interface import RolloutRequest, Sampler, Sampling
+from delta_cli.data.problem import Problem
+from delta_cli.data.prompts import encode_prompt, opened_think
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.training.seeds import derive
+
+
+@dataclass
+class Conversation:
+    """Questions and answers.
+
+    With a ``template`` every question stands alone in it, as in training; without one they are a conversation in
+    the model's chat template.
+    """
+
+    sampler: Sampler
+    tokenizer: Tokenizer
+    template: str | None
+    sampling: Sampling  # max_tokens, temperature, top_p, and the seed that each answer's is derived from
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    asked: int = 0
+
+    def ask(self, question: str) -> tuple[str, bool]:
+        """The answer to a question, and whether it was cut at the limit."""
+        prompt = self._prompt(question)
+        seed = derive(self.sampling.seed, self.asked, "chat")
+        sampling = Sampling(
+            self.sampling.max_tokens,
+            self.tokenizer.eos_ids,
+            self.sampling.temperature,
+            self.sampling.top_p,
+            seed=seed,
+        )
+        drawn = self.sampler.rollout(RolloutRequest((prompt,), sampling))
+        self.asked += 1
+        answer = self.tokenizer.decode(drawn.tokens)
+        begun = opened_think(self.tokenizer.decode(prompt, skip_special=False))
+        if self.template is None:
+            self.messages.append({"role": "assistant", "content": begun + answer})
+        return begun + answer, bool(drawn.truncated[0])
+
+    def _prompt(self, question: str) -> NDArray[np.int64]:
+        if self.template is not None:
+            return encode_prompt(Problem("chat", question, ""), self.template, self.tokenizer)
+        if not self.messages and self.system is not None:
+            self.messages.append({"role": "system", "content": self.system})
+        self.messages.append({"role": "user", "content": question})
+        return self.tokenizer.encode(self.tokenizer.converse(self.messages), special=False)

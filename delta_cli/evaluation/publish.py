@@ -1,0 +1,70 @@
+"""What an export may become besides a model folder: quantised, a GGUF file, a page on the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from backends import registry
+from delta_cli.errors import UserError
+from delta_cli.evaluation.card import write_card
+
+BITS = (2, 3, 4, 6, 8)  # that mlx-lm quantises to
+HUB = "pip install 'delta-rlvr[hub]'"
+
+
+def check(quantise: int | None, push: str | None, public: bool) -> None:
+    """Raise UserError for options that cannot be, before anything is computed."""
+    if quantise is not None and quantise not in BITS:
+        raise UserError(f"--quantise {quantise}: choose one of {', '.join(map(str, BITS))} bits")
+    if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
+        raise UserError(f"--push {push}: give a name on the hub like owner/name")
+    if public and push is None:
+        raise UserError("--public says who may see what --push uploads; give --push owner/name, or leave it out")
+
+
+def finisher(run: Path, step: int | None, name: str, quantise: int | None, gguf: bool) -> Callable[[Path], Path]:
+    """What turns an exported folder into the one asked for: its card, other forms of its weights.
+
+    Raises BackendError at once where mlx-lm, which converts, is not there.
+    """
+    converter = registry.converter() if quantise or gguf else None
+
+    def finish(folder: Path) -> Path:
+        found = folder
+        if gguf:
+            assert converter is not None
+            converter.gguf(folder, folder / "model.gguf")
+        if quantise:
+            assert converter is not None
+            found = folder.with_name(f"{folder.name}.quantised")
+            converter.quantise(folder, found, quantise)
+            if gguf:
+                (folder / "model.gguf").rename(found / "model.gguf")
+        write_card(run, found, step, name, quantise is not None)
+        return found
+
+    return finish
+
+
+def upload(folder: Path, name: str, public: bool) -> str:
+    """Upload a model folder to the hub, into a repository that is made where there is none. Returns its address.
+
+    Raises UserError where the hub does not take it.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise UserError(f"--push needs huggingface_hub; run: {HUB}") from error
+    api = HfApi()
+    try:
+        address = api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with delta")
+    except (OSError, ValueError) as error:  # what the hub's own errors derive from
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"--push {name}: the hub does not take it ({reason}); the model is in {folder}: log in with "
+            f"`hf auth login` and run `hf upload {name} {folder}`"
+        ) from error
+    return str(address)

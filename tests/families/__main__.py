@@ -1,0 +1,30 @@
+"""Tries every family and writes docs/models.md: ``python -m tests.families``."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import transformers
+
+from tests.families.checks import Outcome, try_family
+from tests.families.families import FAMILIES
+from tests.families.table import write
+
+
+def main() -> None:
+    """Print each outcome, then write the table."""
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    outcomes: dict[tuple[str, str], Outcome] = {}
+    for family in FAMILIES:
+        for backend in ("cpu", "mlx"):
+            with tempfile.TemporaryDirectory() as folder:
+                outcomes[family.kind, backend] = outcome = try_family(family, backend, Path(folder))
+            print(f"{family.kind:20} {backend:4} {'passed' if outcome.passed else outcome.reason}", flush=True)
+    write(outcomes)
+
+
+main()

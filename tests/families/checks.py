@@ -1,0 +1,139 @@
+"""What a family's tiny model can do on a backend, each ability against transformers' own forward and autograd."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import peft
+import torch
+import transformers
+from mlx_lm.utils import load_adapters
+
+from backends import registry
+from backends.interface import (
+    BackendError,
+    BackendSettings,
+    Engine,
+    Floats,
+    LoraSettings,
+    RolloutRequest,
+    Sampling,
+    Sequences,
+)
+from backends.mlx.model import load
+from tests.conformance.objectives import Linear
+from tests.families.families import VOCAB, Family, build, for_mlx
+
+OWN = 2e-5  # nats, within one of them
+PROMPT, LENGTH = 4, 14  # longer than the sliding windows of the models
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a family on a backend."""
+
+    passed: bool
+    reason: str = ""  # why it is refused, in the backend's words
+
+
+def one_response() -> Sequences:
+    """A prompt and a response of ids that every model has."""
+    ids = np.random.default_rng(3).integers(2, VOCAB, PROMPT + LENGTH)
+    return Sequences((ids[:PROMPT],), ids[PROMPT:], np.array([0, LENGTH]))
+
+
+def expected(model: Any, sequences: Sequences) -> torch.Tensor:
+    """Log-probabilities [n] of the response by transformers' forward, with their graph."""
+    ids = torch.from_numpy(np.concatenate([sequences.prompts[0], sequences.tokens]))
+    log = model(ids[None]).logits[0].log_softmax(-1)
+    return log[PROMPT - 1 : -1].gather(1, ids[PROMPT:, None])[:, 0]
+
+
+def try_family(family: Family, backend: str, folder: Path) -> Outcome:
+    """Everything that a run does. Raises AssertionError where a number is wrong, not where a model is refused."""
+    model = build(family, folder / "model")
+    if backend == "mlx":
+        for_mlx(family, folder / "model")
+    sequences = one_response()
+    known = expected(model, sequences)
+    try:
+        engine = registry.create(backend, BackendSettings(str(folder / "model")))
+    except BackendError as error:
+        return Outcome(False, str(error).replace(f"model '{folder / 'model'}'", "it"))
+    _score_and_draw(engine, sequences, known.detach().numpy(), family.apart if backend == "mlx" else OWN)
+    _update(engine, sequences, model, known, 5 * family.apart)
+    engine.close()
+    _adapters(family, backend, folder, sequences)
+    return Outcome(True)
+
+
+def _score_and_draw(engine: Engine, sequences: Sequences, known: Floats, apart: float) -> None:
+    np.testing.assert_allclose(engine.score(sequences).logprobs, known, rtol=0, atol=apart)
+    prompts = (sequences.prompts[0], sequences.tokens[:7])
+    drawn = engine.rollout(RolloutRequest(prompts, Sampling(max_tokens=8, stop_ids=(), samples=2)))
+    repeated = tuple(prompt for prompt in prompts for _ in range(2))
+    scored = engine.score(Sequences(repeated, drawn.tokens, drawn.starts)).logprobs
+    np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=OWN)
+
+
+def _update(engine: Engine, sequences: Sequences, model: Any, known: torch.Tensor, apart: float) -> None:
+    """The gradient's norm is that of autograd through transformers, and a step goes where it points."""
+    weights = np.random.default_rng(4).normal(size=LENGTH)
+    (known * torch.from_numpy(weights).float()).sum().backward()
+    squares = [weight.grad.double().square().sum() for weight in model.parameters() if weight.grad is not None]
+    norm = float(torch.stack(squares).sum().sqrt())
+    before = engine.score(sequences).logprobs
+    engine.accumulate(sequences, Linear(sequences.starts, weights))
+    np.testing.assert_allclose(engine.step(1e-5), norm, rtol=apart)
+    assert (engine.score(sequences).logprobs - before) @ weights > 0
+
+
+def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences) -> None:
+    """Adapters train; the exported model is the trained one, and so are the adapters in PEFT and in mlx-lm."""
+    lora = LoraSettings(rank=2, targets=family.targets)
+    engine = registry.create(backend, BackendSettings(str(folder / "model"), lora=lora))
+    before = engine.score(sequences).logprobs
+    for _ in range(2):
+        engine.accumulate(sequences, Linear(sequences.starts, np.ones(LENGTH)))
+        engine.step(0.01)
+    trained = engine.score(sequences).logprobs
+    assert (trained - before).sum() > 0.1
+    engine.export(folder / "exported")
+    engine.close()
+    np.testing.assert_allclose(_reopened(backend, folder / "exported", sequences), trained, rtol=0, atol=OWN)
+    _exchange(family, folder, sequences, trained)
+    shutil.rmtree(folder / "exported")
+
+
+def _exchange(family: Family, folder: Path, sequences: Sequences, trained: Floats) -> None:
+    """What the adapters give in PEFT and in mlx-lm, on the base as each library takes it."""
+    adapter = str(folder / "exported" / "adapter")
+    model = build(family, folder / "for peft")
+    with torch.no_grad():
+        found = expected(peft.PeftModel.from_pretrained(model, adapter), sequences).numpy()
+    np.testing.assert_allclose(found, trained, rtol=0, atol=2 * family.apart)
+    if family.mlx:
+        build(family, folder / "for mlx")
+        for_mlx(family, folder / "for mlx")
+        opened = load_adapters(load(str(folder / "for mlx")).model, adapter)
+        ids = np.concatenate([sequences.prompts[0], sequences.tokens])
+        log = np.array(opened(mx.array(ids[None]))[0], dtype=np.float64)
+        log -= np.log(np.exp(log).sum(-1, keepdims=True))
+        found = log[np.arange(PROMPT - 1, PROMPT - 1 + LENGTH), sequences.tokens]
+        np.testing.assert_allclose(found, trained, rtol=0, atol=2 * family.apart)
+
+
+def _reopened(backend: str, folder: Path, sequences: Sequences) -> Floats:
+    if backend == "cpu":
+        with torch.no_grad():
+            return expected(transformers.AutoModelForCausalLM.from_pretrained(folder), sequences).numpy()
+    engine = registry.create(backend, BackendSettings(str(folder)))
+    try:
+        return engine.score(sequences).logprobs
+    finally:
+        engine.close()

@@ -1,0 +1,35 @@
+"""docs/models.md: written from outcomes, and read again by the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.families.checks import Outcome
+from tests.families.families import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- the table: make models -->", "<!-- end of the table -->"
+COLUMNS = ("family", "model_type", "cpu, cuda", "mlx", "remark")
+
+
+def cell(outcome: Outcome) -> str:
+    """A tick, or the reason that the backend gives."""
+    return "✓" if outcome.passed else f"refused: {outcome.reason}"
+
+
+def write(outcomes: dict[tuple[str, str], Outcome]) -> None:
+    """Put the outcomes, by model_type and backend, into the page."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for family in FAMILIES:
+        found = (cell(outcomes[family.kind, backend]) for backend in ("cpu", "mlx"))
+        lines.append((family.name, f"`{family.inside or family.kind}`", *found, family.remark))
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def rows() -> dict[str, dict[str, str]]:
+    """The page's rows by family and column."""
+    table = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip().splitlines()[2:]
+    cells = [[part.strip() for part in line.strip("|").split(" | ")] for line in table]
+    return {line[0]: dict(zip(COLUMNS, line, strict=True)) for line in cells}
