@@ -176,6 +176,9 @@ class MethodSection(Section):
     preset: Preset = key("delta", "row of the table of methods")
     advantage: AdvantageKind | None = key(None, "how rewards become advantages")
     credit: CreditKind | None = key(None, "where token weights come from")
+    blame: Literal["none", "equations"] = key(
+        "none", "equations: where A < 0 the tokens of the first written equation that is false carry all of it"
+    )
     gate: GateKind | None = key(None, "what bounds the ratio")
     aggregation: AggregationKind | None = key(None, "how token terms become one loss")
     eps_low: float | None = key(None, "clip: ratio at least 1 − eps_low", ge=0, lt=1)
@@ -193,7 +196,7 @@ class MethodSection(Section):
 
     def resolve(self) -> Method:
         """The preset's row with the changes."""
-        changes = {name: value for name, value in self if name != "preset" and value is not None}
+        changes = {name: value for name, value in self if name not in ("preset", "blame") and value is not None}
         return method(self.preset, **changes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,15 @@ from backends.interface import (
     starts_of,
     token_index,
 )
+from delta_cli.assets import model_path
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
+from delta_cli.credit.blame import blame_weights
 from delta_cli.credit.shared import SharedFeatures, whole
 from delta_cli.credit.surrogate import Totals
+from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
+from delta_cli.training.blame import blamed_tokens
 from delta_cli.training.rollouts import RolloutBatch
 from delta_cli.training.seeds import generator
 
@@ -94,6 +98,7 @@ class Updater:
         self.method = recipe.method.resolve()
         self.temperatures: tuple[float, float] | None = None  # with delta.temperature = first: that step's
         self.unscored = True
+        self._tokenizer: Tokenizer | None = None  # loaded where the credit reads texts
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -178,7 +183,7 @@ class Updater:
         advantages = group_advantages(batch.rewards, batch.groups, self.method.advantage)
         if scores.features is None:
             ones, zeros = np.ones(len(scores.logprobs)), np.zeros(len(scores.logprobs))
-            return Credit(advantages, scored, TokenCoefficients(ones, zeros, zeros))
+            return Credit(advantages, scored, self._blamed(batch, advantages, TokenCoefficients(ones, zeros, zeros)))
         fixed = {} if self.temperatures is None else {"temperature": self.temperatures}
         try:
             coefficients = token_coefficients(
@@ -193,7 +198,17 @@ class Updater:
             scores.features.close()
         if self.recipe.delta.temperature == "first" and coefficients.degenerate is None:
             self.temperatures = self.temperatures or coefficients.temperatures
-        return Credit(advantages, scored, coefficients)
+        return Credit(advantages, scored, self._blamed(batch, advantages, coefficients))
+
+    def _blamed(self, batch: RolloutBatch, advantages: Array, coefficients: TokenCoefficients) -> TokenCoefficients:
+        """With method.blame the coefficients times those of blame, with mean 1 again."""
+        if self.recipe.method.blame == "none":
+            return coefficients
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.load(model_path(self.recipe.model.path))
+        marks = blamed_tokens(batch, advantages, self._tokenizer)
+        weights = coefficients.weights * blame_weights(marks, batch.sequences.starts)
+        return replace(coefficients, weights=weights / weights.mean() if weights.any() else weights)
 
     def update(self, batch: RolloutBatch, credit: Credit, step: int) -> Updates:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""

@@ -36,7 +36,7 @@ def test_templates(tokenizer: Tokenizer, template: str, expected: str) -> None:
 
 
 def test_a_template_without_the_question_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="'papper' is none of plain, paper, chat"):
+    with pytest.raises(UserError, match="'papper' is none of plain, two_shot, paper, chat"):
         render("papper", "1+1", tokenizer)
 
 

@@ -147,6 +147,7 @@ ALONE = {
     "reward.custom_file",
     "reward.custom_function",
     "method.preset",
+    "method.blame",  # acts in tests/training/test_blame.py
     "update.drop_truncated",
     "evaluation.every",
     "evaluation.suite",

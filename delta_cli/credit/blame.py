@@ -1,0 +1,19 @@
+"""Blame on some tokens of a response instead of on all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> NDArray[np.float64]:
+    """Weights [N] that move the whole of a response's weight to its tokens that are ``blamed``.
+
+    ``blamed`` [N] is True on the tokens that carry it, ``starts`` int64 [R+1] says where each response begins.
+    The weights of a response have mean 1: T/b on its b blamed tokens of T, 0 on the others; 1 where none is blamed.
+    """
+    marks, bounds = np.asarray(blamed, bool), np.asarray(starts, np.int64)
+    lengths = np.diff(bounds)
+    counts = np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=marks, minlength=len(lengths))
+    share = np.divide(lengths, counts, out=np.ones(len(lengths)), where=counts > 0)
+    return np.where(marks | np.repeat(counts == 0, lengths), np.repeat(share, lengths), 0.0)

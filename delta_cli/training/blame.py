@@ -1,0 +1,35 @@
+"""Which tokens of a wrong response carry its blame: those of the first equation in it that does not hold."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delta_cli.data.tokenizer import Ids, Tokenizer
+from delta_cli.reporting.equations import find_equations
+from delta_cli.training.rollouts import RolloutBatch
+
+
+def blamed_tokens(batch: RolloutBatch, advantages: NDArray[np.float64], tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """The tokens [N] of the first false equation of each response with a negative advantage; all others are False.
+
+    What stands before it is no mistake, what follows may be right given the mistake. ``advantages`` [R].
+    """
+    starts = batch.sequences.starts
+    blamed = np.zeros(len(batch.sequences.tokens), dtype=bool)
+    for row in np.flatnonzero(advantages < 0):
+        found = first_false(batch.sequences.response(int(row)), tokenizer)
+        if found is not None:
+            blamed[starts[row] + found.start : starts[row] + found.stop] = True
+    return blamed
+
+
+def first_false(tokens: Ids, tokenizer: Tokenizer) -> range | None:
+    """Indices of the tokens of the first written equation that does not hold; None where all do."""
+    pieces = tokenizer.pieces(tokens)
+    false = next((each for each in find_equations("".join(pieces)) if not each.holds), None)
+    if false is None:
+        return None
+    ends = np.cumsum([len(piece) for piece in pieces])
+    first, last = np.searchsorted(ends, [false.start, false.stop - 1], side="right")
+    return range(int(first), int(last) + 1)
