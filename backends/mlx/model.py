@@ -131,7 +131,8 @@ class _Gemma2Attention(gemma2.Attention):
     def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if mask is not None and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
-        return super().__call__(x, mask, cache)
+        attended: mx.array = super().__call__(x, mask, cache)
+        return attended
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

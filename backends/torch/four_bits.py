@@ -57,7 +57,8 @@ def unpacked(weight: Tensor) -> Tensor:
         return weight
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(weight.data, packing)
+    numbers: Tensor = dequantize_4bit(weight.data, packing)
+    return numbers
 
 
 def _packing(weight: Tensor | None) -> Any:
