@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from backends.interface import BackendError
+
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as configurations call their number
+
+
+def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise BackendError where a configuration asks for more layers than its folder has weights in all.
+
+    A broken number would have a library build layers until no memory is left, before it looks for their weights.
+    """
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    asked = [part[key] for part in parts for key in _LAYERS if isinstance(part.get(key), int | float)]
+    if not asked:
+        return
+    weights = 0
+    try:
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "np") as stored:
+                weights += len(stored.keys())
+    except (OSError, SafetensorError) as error:
+        raise BackendError(f"{folder}: its weights cannot be read ({error}); get the model's files again") from None
+    if max(asked) > weights:
+        raise BackendError(
+            f"{folder}: config.json asks for {max(asked):,} layers, and there are {weights:,} weights in all; get the "
+            "model's files again"
+        )
 
 
 def refuse_nonfinite(where: str | Path, broken: Iterable[str]) -> None:

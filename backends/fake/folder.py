@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, Config, Weights
 from backends.interface import BackendError
-from backends.weights import refuse_nonfinite, refuse_unexpected
+from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
 # What the forward pass takes for granted: config.json key, the values that mean it (None: not said).
 ASSUMED: dict[str, tuple[Any, ...]] = {
@@ -59,6 +59,7 @@ def read(model: str) -> tuple[Config, Weights]:
             f"{folder}: config.json speaks of a vocabulary of {raw['vocab_size']}, but {EMBEDDING} has "
             f"{len(weights.get(EMBEDDING, ()))} rows; get the model's files again"
         )
+    refuse_too_many_layers(folder, raw)
     _check_shapes(config, weights, folder)
     refuse_nonfinite(folder, (name for name, weight in weights.items() if not np.isfinite(weight).all()))
     return config, weights

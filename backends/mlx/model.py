@@ -19,7 +19,7 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model, quantize_model
 
 from backends.interface import BackendError
 from backends.mlx.head import Head
-from backends.weights import refuse_nonfinite
+from backends.weights import refuse_nonfinite, refuse_too_many_layers
 
 GROUP = 64  # numbers that share a scale where the base is quantised here, as in mlx-lm
 
@@ -100,6 +100,7 @@ def load(name: str, in_4bit: bool = False) -> Policy:
     """
     folder = find(name)
     config = _config(folder)
+    refuse_too_many_layers(folder, config)
     try:
         model, config = load_model(folder, model_config=_changes(config))
     except KeyError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from backends.interface import BackendError, BackendSettings, Sequences
 from backends.torch import adapters, attention, four_bits
 from backends.torch.attention import Layout
 from backends.torch.head import Head
-from backends.weights import refuse_nonfinite, refuse_unexpected
+from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
 _ATTENTION = {"full_attention", "sliding_attention"}
@@ -293,7 +294,12 @@ def _check_size(config: Any, folder: Path, name: str) -> None:
 def _config(folder: Path, name: str) -> Any:
     """The model's configuration; refuses what cannot be trained here."""
     try:
+        plain = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if isinstance(plain, dict):
+            refuse_too_many_layers(folder, plain)
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except BackendError:
+        raise
     except Exception as error:  # broken JSON, unknown model types, wrong fields
         if "trust_remote_code" in str(error):
             raise BackendError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,3 +184,14 @@ def test_a_folder_without_a_saved_state(backend: Engine, tmp_path: Path) -> None
     with pytest.raises(BackendError, match=str(tmp_path)) as caught:
         backend.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [10**9, 1e300])
+def test_layers_without_weights_are_not_built(make: Make, folder: Path, tmp_path: Path, layers: float) -> None:
+    """A broken number in config.json costs a line, and not the machine's memory."""
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    with pytest.raises(BackendError, match=r"(layers, and there are \d+ weights|num_hidden_layers)"):
+        make(broken)

@@ -31,7 +31,7 @@ def main() -> int:
             failures += 1
             FOUND.mkdir(exist_ok=True)
             file = FOUND / f"seed-{seed}.txt"
-            file.write_text(run.stdout + run.stderr, encoding="utf-8")
+            file.write_text(f"{run.stdout}{run.stderr}\nexit code {run.returncode}\n", encoding="utf-8")
             print(f"seed {seed}: {run.stdout.splitlines()[-1]}; see {file}", flush=True)
     print(f"{rounds} rounds, {failures} with failures")
     return int(failures > 0)
