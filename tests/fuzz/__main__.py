@@ -8,6 +8,7 @@ Every failure is saved with its smallest example in fuzz-failures/; the next run
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import subprocess
 import sys
@@ -15,10 +16,12 @@ import time
 from pathlib import Path
 
 FOUND = Path("fuzz-failures")
+BYTES = 8 * 2**30  # of address space: an input that takes more is a failure, and not the end of the machine's memory
 
 
 def main() -> int:
     """Exit code 1 where anything was found."""
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     end = time.monotonic() + 60 * float(sys.argv[1])
     rounds, failures = 0, 0
     while time.monotonic() < end:
