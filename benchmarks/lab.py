@@ -18,13 +18,13 @@ import json
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import machine
+from common import write
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -177,6 +177,11 @@ def table(title: str, found: Sequence[Record]) -> Table:
     return shown
 
 
+def _plain(found: Sequence[Record]) -> list[Record]:
+    """The rows for JSON."""
+    return [{name: asdict(v) if is_dataclass(v) else v for name, v in row.items()} for row in found]
+
+
 def hypothesis() -> tuple[Record, tuple[Arm, ...]]:
     """What was written down before the confirmation, and its two arms."""
     if not HYPOTHESIS.is_file():
@@ -206,10 +211,11 @@ def main() -> None:
     runs = read(file)
     found = list(rows(arms, runs))
     title = f"{given.part}: {len(runs)} runs" + (f"; {said['hypothesis']}" if said else "")
-    for path in (None, given.out / f"{given.part}.txt"):
-        with path.open("w", encoding="utf-8") if path else open("/dev/stdout", "w") as out:
-            Console(file=out, width=150).print(table(title, found))
-    print(json.dumps(machine()))
+    shown = table(title, found)
+    Console(width=150).print(shown)
+    with (given.out / f"{given.part}.txt").open("w", encoding="utf-8") as out:
+        Console(file=out, width=150).print(shown)
+    write(given.out / f"{given.part}.json", {"runs": len(runs), "hypothesis": said, "rows": _plain(found)})
 
 
 if __name__ == "__main__":
