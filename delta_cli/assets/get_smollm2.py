@@ -31,22 +31,13 @@ def get(folder: Path) -> None:
         raise UserError(f"{folder}: holds something else; choose another folder, or empty this one")
     weights = find_weights()
     try:
-        import gguf  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from backends.torch.gguf import unpack
     except ImportError as error:
         raise UserError(f"converting {weights.name} needs torch, transformers and gguf ({error}); {INSTALL}") from error
-    place, name = str(weights.parent), weights.name
-    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    del model.config.quantization_config  # the weights were opened: they are float32 now, and are saved so
-    model.hf_quantizer = None
-    model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in EOS]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as beside:  # so that the folder appears whole or not at all
         made = Path(beside) / "model"
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+        unpack(weights, made, EOS)
         _check(made)
         if folder.exists():
             folder.rmdir()

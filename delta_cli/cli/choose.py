@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from backends.launch import LAUNCHER
 from delta_cli.errors import UserError
-from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.recipe.loading import differences, with_overrides
+
+if TYPE_CHECKING:
+    from delta_cli.recipe import Recipe
 
 RUNS = Path("runs")
 
@@ -77,6 +79,9 @@ def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) ->
     Says on stderr what changes. Raises UserError where there is no run, or the recipes differ in what
     makes the run what it is.
     """
+    from delta_cli.recipe import load_recipe
+    from delta_cli.recipe.loading import differences, with_overrides
+
     own = folder / "recipe.toml"
     if not own.is_file():
         raise UserError(f"{folder}: holds no run to resume; start one without --resume")

@@ -1,0 +1,22 @@
+"""Opening a quantised GGUF file as a model folder in float32, through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf  # noqa: F401  transformers reads the file with it
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def unpack(file: Path, folder: Path, ends: Sequence[str]) -> None:
+    """Write the model and the tokenizer in ``file`` to ``folder``; ``ends`` are the tokens that end a response."""
+    place, name = str(file.parent), file.name
+    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
+    del model.config.quantization_config  # the weights were opened: they are float32 now, and are saved so
+    model.hf_quantizer = None
+    model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in ends]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
