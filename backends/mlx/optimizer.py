@@ -19,6 +19,9 @@ from backends.weights import refuse_nonfinite
 Arrays = dict[str, mx.array]
 
 
+TOGETHER = 2**26  # bytes of weights that are updated at a time; each evaluation waits for the device
+
+
 class AdamW:
     """Master weights, moments and the accumulated gradient by parameter name, all float32.
 
@@ -78,9 +81,19 @@ class AdamW:
             return norm
         factor = scale * self.settings.clipping(norm)
         self.steps += 1
+        pending: list[str] = []
         for name in list(gradient):
             self._update(name, factor * gradient.pop(name), learning_rate)
+            pending.append(name)
+            if sum(self.weights[each].nbytes for each in pending) >= TOGETHER:
+                self._evaluate(pending)
+                pending = []
+        self._evaluate(pending)
         return norm
+
+    def _evaluate(self, names: list[str]) -> None:
+        """Compute some parameters before the next: what lies between exists for them alone."""
+        mx.eval([arrays[name] for name in names for arrays in (self.first, self.second, self.weights)])
 
     def _update(self, name: str, gradient: mx.array, learning_rate: float) -> None:
         beta1, beta2 = self.settings.beta1, self.settings.beta2
@@ -89,7 +102,6 @@ class AdamW:
         denominator = mx.sqrt(second) / math.sqrt(1 - beta2**self.steps) + self.settings.epsilon
         decayed = (1 - learning_rate * self.settings.weight_decay) * self.weights[name]
         weight = decayed - (learning_rate / (1 - beta1**self.steps)) * (first / denominator)
-        mx.eval(first, second, weight)  # before the next parameter: what lies between exists for one at a time
         self.first[name], self.second[name], self.weights[name] = first, second, weight
 
     def save(self, folder: Path) -> None:

@@ -497,6 +497,29 @@ def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch
         package.check_installation()
 
 
+@pytest.mark.parametrize(("together", "evaluations"), [(2**26, 1), (3 * 40, 4), (1, 10)])
+def test_small_parameters_are_updated_together(
+    together: int, evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten of 40 bytes each: evaluated at once, three at a time, or one by one, to the same bits."""
+    rng = np.random.default_rng(0)
+    start = {str(i): mx.array(rng.normal(size=10).astype(np.float32)) for i in range(10)}
+    gradient = {name: mx.array(rng.normal(size=10).astype(np.float32)) for name in start}
+    alone = AdamW(start, OptimizerSettings())
+    alone.add(gradient)
+    alone.step(0.1, 1.0)
+    calls: list[int] = []
+    evaluate = mx.eval
+    ours = AdamW(start, OptimizerSettings())
+    ours.add(gradient)
+    monkeypatch.setattr("backends.mlx.optimizer.TOGETHER", together)
+    monkeypatch.setattr(mx, "eval", lambda arrays: (calls.append(len(arrays)), evaluate(arrays)))
+    ours.step(0.1, 1.0)
+    assert len([count for count in calls if count]) == evaluations
+    for name in start:
+        np.testing.assert_array_equal(np.array(ours.weights[name]), np.array(alone.weights[name]))
+
+
 def test_memory_limits_are_the_recommended_ones_until_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"wired": 1, "cache": 2}
 

@@ -1,7 +1,8 @@
-"""Tries every family and writes docs/models.md: ``python -m tests.families``."""
+"""Tries every family, or those of some model_types, and writes docs/models.md: ``python -m tests.families``."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,7 +20,8 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     outcomes: dict[tuple[str, str], Outcome] = {}
-    for family in FAMILIES:
+    chosen = set(sys.argv[1:]) or {family.kind for family in FAMILIES}
+    for family in (family for family in FAMILIES if family.kind in chosen):
         for backend in ("cpu", "mlx"):
             with tempfile.TemporaryDirectory() as folder:
                 outcomes[family.kind, backend] = outcome = try_family(family, backend, Path(folder))

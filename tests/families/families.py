@@ -90,7 +90,7 @@ FAMILIES = [
         "Gemma 3 (4B and larger)",
         "gemma3",
         SLIDING | {"query_pre_attn_scalar": 16},
-        {"vocab_size": VOCAB},
+        {"vocab_size": VOCAB, "sliding_window_pattern": 2},
         vision={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     ),
     Family("Phi (phi-2)", "phi", {"num_key_value_heads": 4}, mlx=False),
@@ -149,6 +149,8 @@ def build(family: Family, folder: Path) -> Any:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text()) | family.published
+    if family.vision:
+        written["text_config"] |= family.published
     if family.inside:
         written = {"model_type": family.inside, "text_config": written}
     (folder / "config.json").write_text(json.dumps(written))

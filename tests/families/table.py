@@ -18,9 +18,13 @@ def cell(outcome: Outcome) -> str:
 
 
 def write(outcomes: dict[tuple[str, str], Outcome]) -> None:
-    """Put the outcomes, by model_type and backend, into the page."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    """Put the outcomes, by model_type and backend, into the page; families that were not tried stay as they are."""
+    lines: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS)]
+    before = rows()
     for family in FAMILIES:
+        if (family.kind, "cpu") not in outcomes:
+            lines.append(tuple(before[family.name].values()))
+            continue
         found = (cell(outcomes[family.kind, backend]) for backend in ("cpu", "mlx"))
         lines.append((family.name, f"`{family.inside or family.kind}`", *found, family.remark))
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
