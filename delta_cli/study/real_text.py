@@ -119,8 +119,10 @@ def agreements(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Agre
         own = columns["sign"] == sign
         if own.sum() < 3:
             continue
-        rho = [float(stats.spearmanr(columns["coefficient"][own], columns[name][own]).statistic) for name in _TOLD]
-        found.append(Agreement("+" if sign > 0 else "−", *rho, int(own.sum())))
+        surprisal, entropy = (
+            float(stats.spearmanr(columns["coefficient"][own], columns[name][own]).statistic) for name in _TOLD
+        )
+        found.append(Agreement("+" if sign > 0 else "−", surprisal, entropy, int(own.sum())))
     return found
 
 
