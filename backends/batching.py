@@ -162,6 +162,21 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     )
 
 
+def stretches(batch: PackedBatch, most: int) -> Iterator[tuple[slice, Ids]]:
+    """Whole responses of a batch, at most so many of its tokens at a time, or one response that is longer.
+
+    Which tokens in the flat order of ``batch.rows``, and the rows they are of.
+    """
+    lengths = np.concatenate([group.responses + 1 for group in batch.groups])
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < len(lengths):
+        start = int(ends[first] - lengths[first])
+        last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
+        yield slice(start, int(ends[last - 1])), batch.rows[first:last]
+        first = last
+
+
 def uniforms(seed: int, row: int, count: int) -> Floats:
     """Sampling noise of response ``row``: float64 [count] in [0, 1).
 

@@ -132,6 +132,7 @@ class LocalEngine(ABC):
         self.name = name
         self.settings = settings
         self.version = 0
+        self.threads: int | None = None
         self.parameters = self.trainable = self.vocabulary = 0
         self.recovery = Recovery(settings.micro_batch_tokens, is_out_of_memory, release)
 

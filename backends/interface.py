@@ -96,6 +96,7 @@ class BackendSettings:
     seed: int = 0  # for what is initialised at random (adapters)
     sharding: Sharding = "auto"  # what of the learner is split over the processes
     frozen: bool = False  # nothing is trained, only drawn from and scored: quantised weights need no adapters then
+    threads: int | None = None  # None: the backend's choice
 
 
 # ------------------------------------------------------------------------------------- records
@@ -148,10 +149,9 @@ def _nothing() -> None:
 class RolloutRequest:
     """Prompts to answer. The noise of a response is a function of the seed and of its row in the whole batch.
 
-    ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so
-    that a response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few
-    tokens; what it raises ends the drawing. ``entropies`` and ``proxy`` ask for what else is known of the tokens
-    as they are drawn, of engines that know it.
+    ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so that a
+    response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few tokens; what it
+    raises ends the drawing. ``entropies`` and ``proxy`` ask for what else an engine knows of tokens as it draws them.
     """
 
     prompts: tuple[Ids, ...]  # P, of at least one id each
@@ -182,9 +182,8 @@ class Completions:
     ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
     ``truncated`` marks responses that ran into ``max_tokens`` without an end, see :class:`Sampling`;
     ``version`` is that of the weights they were drawn from;
-    ``entropies`` are those of the distributions that ``logprobs`` are of, and ``features`` what scoring would have
-    made, where they were asked for, the engine knows them, and there is room for the features of all tokens within
-    the budgets.
+    ``entropies`` are those of the distributions that ``logprobs`` are of, ``features`` what scoring would have made:
+    where they were asked for, the engine knows them, and those of all tokens fit the budgets.
     """
 
     tokens: Ids  # [N]
@@ -205,9 +204,8 @@ def starts_of(lengths: Sequence[int] | Ids) -> Ids:
 class Sequences:
     """Prompts with their responses, ready for a forward pass.
 
-    ``temperature`` is the one the responses were drawn at: every log-probability and entropy is
-    that of softmax(logits / temperature). 0, of responses that took the likeliest token, becomes 1.
-    """
+    ``temperature`` is the one the responses were drawn at: every log-probability and entropy is that of
+    softmax(logits / temperature). 0, of responses that took the likeliest token, becomes 1."""
 
     prompts: tuple[Ids, ...]  # R arrays of at least one id; responses of a group share one array
     tokens: Ids  # [N]
@@ -292,13 +290,14 @@ class Scores:
 
 
 class Objective(Protocol):
-    """What is minimised, as the learner sees it. Pure numpy; called once for each micro-batch."""
+    """What is minimised, as the learner sees it. Pure numpy; called for whole responses, each of them once."""
 
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
         """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed
         to ``accumulate``, whose current log-probabilities ``logp`` [n] come flat in that order.
-        Losses of all micro-batches add up to the loss of the mini-batch. An objective that counts what
-        it has seen has a method ``restart()``, which is called before a mini-batch is started over."""
+        Losses of all calls add up to the loss of the mini-batch; one that depends on what shares a micro-batch
+        has a true ``together``, and is called once for each. An objective that counts what it has seen has a
+        method ``restart()``, which is called before a mini-batch is started over."""
 
 
 @dataclass(frozen=True)
@@ -356,6 +355,7 @@ class Learner(Protocol):
     trainable: int  # of them, updated by step()
     vocabulary: int  # ids the model can read and write
     version: int  # of the weights: how often they were updated or loaded
+    threads: int | None  # of the processor that it computes with; None where it does not say
     interrupt: Callable[[], None]  # called before every micro-batch; what it raises ends score or accumulate
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:

@@ -20,6 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+from backends.process import usable_cores
+
 LAUNCHER = "DELTA_LAUNCHER"  # the process that started this one, and ends when it ends
 FAILURE = "DELTA_FAILURE"  # a file that the first process to fail creates, so that one alone reports
 GRACE = 5.0  # seconds that the others have to end themselves once one has failed
@@ -36,7 +38,7 @@ def launch(backend: str, processes: int, arguments: Sequence[str]) -> int:
         common = os.environ | {
             LAUNCHER: str(os.getpid()),
             FAILURE: str(Path(scratch) / "failed"),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // processes)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes)),
         }
         ranks = mlx_ranks(processes, Path(scratch)) if backend in _MLX else torch_ranks(processes)
         command = [sys.executable, "-m", "delta_cli", *arguments]

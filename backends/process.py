@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container's processor time
+
 
 def peak_resident() -> int:
     """Bytes: the most this process has held in memory so far."""
@@ -18,6 +20,28 @@ def peak_resident() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use: not those it is bound away from, nor beyond a container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        limit, period = QUOTA.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if limit == "max" else max(1, min(cores, round(int(limit) / int(period))))
+
+
+def default_threads() -> int:
+    """Threads for this process: what OMP_NUM_THREADS says, or its share of the cores that may be used.
+
+    A function of the machine, not of how busy it is: another number of threads may round otherwise.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.batching import PackedBatch, packed_batches
+from backends.batching import PackedBatch, packed_batches, stretches
 from backends.collective import SOLO
 from backends.engine import LocalEngine
 from backends.interface import (
@@ -30,7 +30,7 @@ from backends.interface import (
     Sequences,
     token_index,
 )
-from backends.process import peak_resident
+from backends.process import default_threads, peak_resident
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import Collector, TorchFeatures
@@ -40,8 +40,6 @@ from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
 from backends.torch.rollout import Rollout
 from backends.torch.sharding import FILLER, Parallel
-
-_HIDDEN_GRADIENT = Proxy("hidden_exact")  # d logp / dh, up to the temperature
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
@@ -64,6 +62,8 @@ class TorchEngine(LocalEngine):
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, out_of_memory, self._free_cache)
+        self.threads = settings.threads or default_threads()
+        torch.set_num_threads(self.threads)
         self._device = torch.device(name)
         self._collective = collective
         # Before it is split over GPUs the whole model has room in host memory only.
@@ -240,19 +240,39 @@ class TorchEngine(LocalEngine):
         with self._policy.checkpointing():
             hidden, predicts, targets = self._hidden(self._policy, batch)
             fixed = hidden.detach()[predicts]
-            head = self._policy.head(self.settings.head_chunk_tokens)
-            found = head.statistics(fixed, targets, temperature, entropies=False, proxy=_HIDDEN_GRADIENT)
-            loss, slopes = objective(found.logprobs.cpu().numpy(), batch.rows)
-            if not np.any(slopes) and not self._parallel.sharded:  # where it is, others wait for this backward
-                return loss
-            slope = torch.from_numpy(np.asarray(slopes, dtype=np.float32)).to(self._device)
-            matrix = self._head_with_gradient()
-            if matrix is not None:
-                head.add_weight_gradient(matrix, fixed, targets, found.logsumexp, slope, temperature)
-            assert found.hidden_gradients is not None
-            gradient = _add_at(hidden.shape, predicts, found.hidden_gradients.mul_((slope / temperature)[:, None]))
-            hidden.backward(gradient.to(hidden.dtype))
+            loss, pulled = self._backward_head(batch, fixed, targets, temperature, objective)
+            if pulled is None:
+                if not self._parallel.sharded:  # where it is, others wait for this backward
+                    return loss
+                self._head_with_gradient()
+                pulled = torch.zeros_like(fixed, dtype=torch.float32)
+            hidden.backward(_add_at(hidden.shape, predicts, pulled).to(hidden.dtype))
         return loss
+
+    def _backward_head(
+        self, batch: PackedBatch, hidden: Tensor, targets: Tensor, temperature: float, objective: Objective
+    ) -> tuple[float, Tensor | None]:
+        """The loss and its derivative with respect to ``hidden`` [n, H] float32; None where that is 0.
+
+        The gradient of the head's own weight is added to it.
+        """
+        head = self._policy.head(self.settings.head_chunk_tokens)
+        whole = getattr(objective, "together", False)
+        loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
+        for part, rows in stretches(batch, sys.maxsize if whole else head.chunk):
+            count = part.stop - part.start
+
+            def slopes(logp: Tensor, rows: Ids = rows) -> Tensor:
+                nonlocal loss
+                more, found = objective(logp.cpu().numpy(), rows)
+                loss += more
+                return torch.from_numpy(np.asarray(found, dtype=np.float32)).to(self._device)
+
+            pull = head.pull_back if count <= head.chunk and head.softcap is None else head.pull_back_long
+            gradient = pull(hidden[part], targets[part], temperature, slopes, self._head_with_gradient)
+            if gradient is not None:
+                pulled[part], moved = gradient, True
+        return loss, pulled if moved else None
 
     def _backward_nothing(self) -> None:
         """Keep step with ranks that have a micro-batch more: a backward of nothing."""

@@ -1,15 +1,17 @@
 """The language-model head in chunks of tokens, so that logits [tokens, V] never exist whole.
 
 With l = h·Wᵀ / temperature and p = softmax(l), the derivative of log p(y) with respect to h is
-(W_y − Σ_j p_j·W_j) / temperature. It does not depend on the objective, so the forward pass computes
-it while a chunk's probabilities are at hand, and a frozen head needs no second look at the logits.
-Only the gradient of a trained head recomputes them, once. Where logits are capped, l = c·tanh(h·Wᵀ / c), each
-row of W counts by the slope 1 − (l / c)² of its logit.
+(W_y − Σ_j p_j·W_j) / temperature, and with respect to W it is (onehot(y) − p)ᵀ·h / temperature. The objective
+looks at whole responses. Where these fit a chunk, it is asked while their probabilities are at hand, so that
+log-probabilities and both gradients take three products. Of a longer response the first derivative, which does not
+depend on the objective, is computed on the way; only the gradient of a trained head makes the logits again, once. Where
+logits are capped, l = c·tanh(h·Wᵀ / c), each row of W counts by the slope 1 − (l / c)² of its logit, and
+responses of any length go the longer way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -126,6 +128,63 @@ class Head:
         return gradient
 
     @torch.no_grad()
+    def pull_back(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        slopes: Callable[[Tensor], Tensor],
+        gradient: Callable[[], Tensor | None],
+    ) -> Tensor | None:
+        """d(Σ_t c_t·logp_t)/d hidden [c, H] float32, for c = slopes(logp) of a chunk of tokens; None where all are 0.
+
+        d/dW is added to what ``gradient`` returns, [V, H] float32, unless that is None.
+        """
+        [buffer] = self._buffers(len(hidden), 1)
+        hidden = hidden.to(self.weight.dtype)
+        exponentials = self.logits(hidden, temperature, buffer)
+        exponentials.sub_(exponentials.amax(1, keepdim=True))
+        chosen = exponentials.gather(1, targets[:, None])[:, 0]
+        total = exponentials.exp_().sum(1)
+        coefficients = slopes(chosen - total.log()) / temperature
+        if not coefficients.any():
+            return None
+        mean_row = _product(exponentials.to(self.weight.dtype), self.weight).div_(total[:, None])
+        pulled = (self.weight[targets] - mean_row).mul_(coefficients[:, None])
+        matrix = gradient()
+        if matrix is not None:
+            slope = exponentials.mul_((-coefficients / total)[:, None])
+            slope.scatter_add_(1, targets[:, None], coefficients[:, None])
+            self._add_outer(matrix, slope, hidden)
+        return pulled
+
+    def pull_back_long(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        slopes: Callable[[Tensor], Tensor],
+        gradient: Callable[[], Tensor | None],
+    ) -> Tensor | None:
+        """The same for more tokens than a chunk, whose logits are made twice where the head is trained."""
+        found = self.statistics(hidden, targets, temperature, entropies=False, proxy=Proxy("hidden_exact"))
+        coefficients = slopes(found.logprobs)
+        if not coefficients.any():
+            return None
+        matrix = gradient()
+        if matrix is not None:
+            self.add_weight_gradient(matrix, hidden, targets, found.logsumexp, coefficients, temperature)
+        assert found.hidden_gradients is not None
+        return found.hidden_gradients.mul_((coefficients / temperature)[:, None])
+
+    def _add_outer(self, gradient: Tensor, slope: Tensor, hidden: Tensor) -> None:
+        """Add slopeᵀ·hidden, of [c, V] and [c, H], to ``gradient`` [V, H] float32."""
+        if self.weight.dtype == torch.float32:
+            gradient.addmm_(slope.T, hidden)
+        else:
+            gradient.add_(_product(slope.to(self.weight.dtype).T, hidden))
+
+    @torch.no_grad()
     def add_weight_gradient(
         self,
         gradient: Tensor,
@@ -153,10 +212,7 @@ class Head:
             slope.scatter_add_(1, targets[part, None], coefficients[part, None])
             if capped is not None:
                 slope.mul_(capped)
-            if self.weight.dtype == torch.float32:
-                gradient.addmm_(slope.T, hidden[part])
-            else:
-                gradient.add_(_product(slope.to(self.weight.dtype).T, hidden[part]))
+            self._add_outer(gradient, slope, hidden[part])
 
     def _chunks(self, count: int) -> Iterator[slice]:
         return (slice(first, min(first + self.chunk, count)) for first in range(0, count, self.chunk))

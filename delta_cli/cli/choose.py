@@ -21,7 +21,7 @@ RUNS = Path("runs")
 # What may change between the parts of a run: how long it is, what is watched and kept, how it fits into the
 # machine, and the learning rate, which may have to come down when a run diverges.
 CHANGEABLE = (
-    *("run.steps", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
+    *("run.steps", "run.threads", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
     *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens"),
     *("update.feature_bytes", "update.feature_host_bytes", "update.offload", "parallel."),
     *("model.gradient_checkpointing", "update.learning_rate"),

@@ -49,12 +49,17 @@ def train(
         int | None,
         typer.Option(min=1, max=1024, help="Processes on this machine; without it, the recipe's.", show_default=False),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processor threads of each process.", show_default="the cores it may use"),
+    ] = None,
 ) -> None:
     """Train a model by a recipe."""
     from backends import registry
     from backends.collective import from_first
 
-    overrides = [*(set_ or ()), *([] if processes is None else [f"parallel.processes={processes}"])]
+    own = {"parallel.processes": processes, "run.threads": threads}
+    overrides = [*(set_ or ()), *(f"{name}={value}" for name, value in own.items() if value is not None)]
     mode: Mode = "json" if json else "quiet" if quiet else "auto"
     rank, size = rank_and_size()
     if size > 1:  # one of several that were started together: the first one decides for all

@@ -53,11 +53,11 @@ class PlainObserver(Observer):
         self._file = file
         self._pace = Pace()
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Where the run is written and how long it is."""
         self._pace.begin(steps, first)
         going = f", going on after step {first}" if first else ""
-        self._print(f"{visible(title)}: {steps} steps{going}")
+        self._print(f"{visible(title)}: {steps} steps{going}{machine and f' on {machine}'}")
 
     def step(self, record: Record, examples: list[Example]) -> None:
         """The step's numbers in one line."""
@@ -86,9 +86,9 @@ class PlainObserver(Observer):
 class JsonObserver(Observer):
     """Prints every record as one line of JSON on stdout, with an ``event`` that says which kind it is."""
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """``{"event": "begin", "run", "steps", "first"}``"""
-        self._print("begin", {"run": title, "steps": steps, "first": first})
+        self._print("begin", {"run": title, "steps": steps, "first": first, "machine": machine})
 
     def step(self, record: Record, examples: list[Example]) -> None:
         """A line of metrics.jsonl."""

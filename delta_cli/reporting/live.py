@@ -75,9 +75,9 @@ class LiveObserver(Observer):
 
     # ------------------------------------------------------------------------------ what the loop says
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start to draw."""
-        self._title = visible(title)
+        self._title = visible(title) + (f" on {machine}" if machine else "")
         self._pace.begin(steps, first)
         self._begun = self._stepped = time.monotonic()
         self._live = Live(console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND)

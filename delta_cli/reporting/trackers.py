@@ -69,7 +69,7 @@ class TensorBoard(Tracker):
 
     _writer: Any = None
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Open an event file; what an earlier part of the run wrote after ``first`` is hidden."""
         self._writer = self.package.SummaryWriter(
             str(self.folder / "tensorboard"), purge_step=first + 1 if first else None
@@ -92,7 +92,7 @@ class WeightsAndBiases(Tracker):
 
     _run: Any = None
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start the run, or go on with it."""
         known = self.folder / "wandb-id"
         if not (first and known.exists()):
@@ -128,7 +128,7 @@ class Trackio(Tracker):
 
     _run: Any = None
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start the run, or go on with it."""
         with redirect_stdout(sys.stderr):  # it prints, and stdout may be somebody's JSON
             self._run = self.package.init(

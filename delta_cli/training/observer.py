@@ -30,8 +30,8 @@ class Notice:
 class Observer:
     """Hears of a run; does nothing."""
 
-    def begin(self, title: str, steps: int, first: int) -> None:
-        """A run of ``steps`` steps goes on from step ``first``, 0 when it is new."""
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
+        """A run of ``steps`` steps goes on from step ``first``, 0 when it is new, on a backend with so many threads."""
 
     def phase(self, name: str, total: int = 0) -> None:
         """A phase begins (rollout, reward, score, update, evaluate, save) and will see ``total`` responses."""
@@ -58,10 +58,10 @@ class Several(Observer):
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
-    def begin(self, title: str, steps: int, first: int) -> None:
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """To each."""
         for observer in self._observers:
-            observer.begin(title, steps, first)
+            observer.begin(title, steps, first, machine)
 
     def phase(self, name: str, total: int = 0) -> None:
         """To each."""

@@ -238,4 +238,5 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         feature_host_bytes=update.feature_host_bytes,
         seed=recipe.run.seed,
         sharding=recipe.parallel.sharding,
+        threads=recipe.run.threads,
     )

@@ -91,7 +91,7 @@ class Trainer:
         found = self._restore() if resume else None
         self.folder.begin(to_toml(self.recipe), found)
         self._recall()
-        self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step)
+        self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step, _machine(self.learner))
         try:
             self._train()
         except StopRequested:
@@ -362,6 +362,12 @@ def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -
             "advantage": float(credit.advantages[row]),
             "truncated": bool(batch.truncated[row]),
         } | {name: values[first:last] for name, values in rounded.items()}
+
+
+def _machine(learner: Learner) -> str:
+    """What a run computes on, in a few words."""
+    threads = {None: "", 1: ", 1 thread"}.get(learner.threads, f", {learner.threads} threads")
+    return f"{learner.name}{threads}"
 
 
 def _examples(batch: RolloutBatch) -> list[Example]:

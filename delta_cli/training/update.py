@@ -308,6 +308,10 @@ class _OwnRows:
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
         return self.surrogate(logp, self.places[rows])
 
+    @property
+    def together(self) -> bool:
+        return self.surrogate.method.aggregation == "micro_batch_mean"
+
     def restart(self) -> None:
         self.surrogate.restart()
 

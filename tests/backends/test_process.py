@@ -1,46 +1,67 @@
-"""Which rank a process is, by what each launcher leaves in its environment."""
+"""How many threads of the processor a process takes."""
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from backends.process import rank_and_size
-
-VARIABLES = ("RANK", "WORLD_SIZE", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES")
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
+from backends import process, registry
+from backends.interface import BackendSettings
+from delta_cli.assets import model_path
 
 
-def test_alone(environment: pytest.MonkeyPatch) -> None:
-    assert rank_and_size() == (0, 1)
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(process, "usable_cores", lambda: 12)
 
 
-def test_torchrun(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("WORLD_SIZE", "8")
-    environment.setenv("RANK", "3")
-    assert rank_and_size() == (3, 8)
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({}, 12),
+        ({"LOCAL_WORLD_SIZE": "5"}, 2),
+        ({"LOCAL_WORLD_SIZE": "64"}, 1),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "4,2", "LOCAL_WORLD_SIZE": "2"}, 4),
+        ({"OMP_NUM_THREADS": "0"}, 12),
+        ({"OMP_NUM_THREADS": "many"}, 12),
+    ],
+)
+def test_the_default(environment: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert process.default_threads() == threads
 
 
-@pytest.mark.parametrize("variable", ["MLX_HOSTFILE", "MLX_IBV_DEVICES"])
-def test_mlx_launch(environment: pytest.MonkeyPatch, tmp_path: Path, variable: str) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text(json.dumps([["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]))
-    environment.setenv(variable, str(hosts))
-    environment.setenv("MLX_RANK", "2")
-    assert rank_and_size() == (2, 3)
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("nonsense", 8), (None, 8)]
+)
+def test_cores_are_those_that_a_container_may_use(text: str | None, cores: int, tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    if text is not None:
+        quota.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.undo()
+        patch.setattr(process, "QUOTA", quota)
+        patch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+        assert ORIGINAL() == cores
 
 
-def test_mlx_launch_of_one_process_writes_no_hosts(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("\n")
-    environment.setenv("MLX_HOSTFILE", str(hosts))
-    environment.setenv("MLX_RANK", "0")
-    assert rank_and_size() == (0, 1)
+ORIGINAL = process.usable_cores
+
+
+def test_the_engine_computes_with_them_and_says_so() -> None:
+    before = torch.get_num_threads()
+    try:
+        for asked, threads in ((3, 3), (None, 12)):
+            engine = registry.create("cpu", BackendSettings(model_path("tiny-base"), threads=asked))
+            assert engine.threads == torch.get_num_threads() == threads
+            engine.close()
+    finally:
+        torch.set_num_threads(before)
+    assert registry.create("fake", BackendSettings(model_path("tiny-base"))).threads is None

@@ -41,6 +41,7 @@ from .watched import Seen, one, recipe_of, run
 TOGETHER: dict[str, Any] = {
     "run.steps": 4,
     "run.seed": 17,
+    "run.threads": 58,
     "model.path": "set by the fixture",
     "model.dtype": "bfloat16",
     "model.gradient_checkpointing": True,
@@ -227,6 +228,7 @@ def keys_of(section: str) -> set[str]:
 
 ARRIVES: dict[str, Found] = {
     "run.steps": lambda seen: len(seen.records),
+    "run.threads": of(BackendSettings, "threads"),
     "model.path": of(BackendSettings, "model"),
     "model.dtype": of(BackendSettings, "dtype"),
     "model.gradient_checkpointing": of(BackendSettings, "gradient_checkpointing"),

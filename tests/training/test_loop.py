@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from delta_cli.credit import PRESETS
+from delta_cli.reporting.console import PlainObserver
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training.metrics import AHEAD_METRICS, METRICS, RANK_METRICS
 from delta_cli.training.run_folder import read_lines
 
-from .harness import assert_same, contents, drawn, exported, lines, make_recipe, train
+from .harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
 
 
 def test_it_learns(model: Path, tmp_path: Path) -> None:
@@ -25,6 +28,21 @@ def test_it_learns(model: Path, tmp_path: Path) -> None:
     assert heard.records[-1]["reward_mean"] > -0.02
     again = lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in again] == list(range(1, 13))
+
+
+def test_the_first_line_says_what_a_run_computes_on(model: Path, tmp_path: Path) -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    class Listener(Watcher):
+        def begin(self, *given: Any) -> None:
+            heard.append(given)
+
+    before = torch.get_num_threads()
+    train(make_recipe(model, run__steps=1, run__threads=2), tmp_path / "run", "cpu", observer=Listener())
+    torch.set_num_threads(before)
+    assert heard == [(str(tmp_path / "run"), 1, 0, "cpu, 2 threads")]
+    PlainObserver(file := StringIO()).begin(*heard[0])
+    assert file.getvalue() == f"{tmp_path / 'run'}: 1 steps on cpu, 2 threads\n"
 
 
 def test_one_seed_one_run(model: Path, tmp_path: Path) -> None:
