@@ -3,13 +3,15 @@
     pip install 'trl==1.16.0'
     python benchmarks/step.py --out benchmarks/results/step.json
     python benchmarks/step.py --spread 1 --out benchmarks/results/step_equal.json
+    python benchmarks/step.py --unmixed 0.5 --out benchmarks/results/step_half.json
     python benchmarks/step.py --spread 1 --prompt 64 --response 64 --out benchmarks/results/step_shared.json
     python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
 
 Both train the same random Qwen3 (float32, on the CPU, in one process with the same threads) on the
 same prompts with the same reward, and responses of the same lengths: spread over a factor of 8, or
 all equal (``--spread 1``), where nothing is lost to padding; this project
-computes a prompt once for all its responses, which matters where it is long. A step is a batch of rollouts and
+computes a prompt once for all its responses, which matters where it is long. ``--unmixed`` is the share of prompts
+whose responses all get one reward. A step is a batch of rollouts and
 ``mini_batches`` updates on it. What TRL was set to, so that both do the same work:
 
 - ``steps_per_generation`` updates for each generation, each on one whole batch of the device
@@ -19,7 +21,9 @@ computes a prompt once for all its responses, which matters where it is long. A 
   same weight decay and gradient clip;
 - transformers' ``generate``: vLLM does not run here, and continuous batching is for CUDA.
 
-Steps are taken in turns: one of TRL, then one of this project with each preset. Peak memory is that
+Steps are taken in turns: one of TRL, then one of this project each way: what is learned from scored and updated on
+(``delta``); the same with every response (``delta, every response``), which is what the first saves; and with
+update.score = "rollout" (``delta, as drawn``), which saves the forward of scoring. Peak memory is that
 of a fresh process that takes two steps, everything included but the processes that grade; what the
 imports alone hold is given beside it.
 """
@@ -31,7 +35,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -41,9 +45,14 @@ from typing import Any
 from common import in_fresh_process, median_ratio, peak_memory, show, write
 from lengths import scheduled_generate
 from reward import reward
-from workload import PHASES, Workload, steps
+from workload import PHASES, EveryResponse, Workload, steps
 
-PRESETS = ("grpo", "delta")
+WAYS: dict[str, dict[str, Any]] = {
+    "grpo": {"preset": "grpo"},
+    "delta": {"preset": "delta"},
+    "delta, every response": {"preset": "delta", "updates": EveryResponse},
+    "delta, as drawn": {"preset": "delta", "score": "rollout"},
+}
 TRL_PHASES = {  # what TRL's own profiling calls them
     "GRPOTrainer.transformers.generate": "rollout",
     "GRPOTrainer._calculate_rewards": "reward",
@@ -84,7 +93,7 @@ def run_trl(workload: Workload, model: Path, rounds: int, between: Callable[[], 
             self.started = time.perf_counter()
 
     def grade(completions: list[str], **_: Any) -> list[float]:
-        return [reward(text, None) for text in completions]
+        return [1.0 if equal else reward(text, None) for text, equal in zip(completions, workload.equal, strict=True)]
 
     note_before, ProfilingContext._log_metrics = ProfilingContext._log_metrics, note
     try:
@@ -142,11 +151,11 @@ def dataset(workload: Workload) -> Any:
     return Dataset.from_list([{"prompt": text} for text in workload.questions()])
 
 
-def measure(workload: Workload, rounds: int) -> dict[str, dict[str, Any]]:
+def measure(workload: Workload, rounds: int, ways: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Median seconds of the phases of each trainer's steps, the first round left out."""
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         model = workload.write(Path(scratch))
-        ours = {preset: stack.enter_context(steps(workload, model, preset)) for preset in PRESETS}
+        ours = {name: stack.enter_context(steps(workload, model, **WAYS[name])) for name in ways}
 
         def turn() -> None:
             for step in ours.values():
@@ -178,7 +187,7 @@ def memory(name: str, workload: Workload) -> dict[str, int]:
             import backends.torch  # noqa: F401
 
             before = resident()
-            with steps(workload, model, name) as step:
+            with steps(workload, model, **WAYS[name]) as step:
                 step()
                 step()
     return {"imports": before, "peak": peak_memory()}
@@ -194,7 +203,7 @@ def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     trl = result["TRL"]
     return [
         {
-            "trainer": name if name == "TRL" else f"delta, preset {name}",
+            "trainer": name,
             **{phase: f"{row['seconds'].get(phase, 0.0):.2f}" for phase in PHASES},
             "step (s)": f"{row['step']:.2f}",
             "faster": f"{row['speedup']:.2f}×",
@@ -214,13 +223,14 @@ def main() -> None:
         parser.add_argument(name, type=type(default), default=default, metavar=str(default))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="where to write the JSON")
-    parser.add_argument("--memory", choices=("TRL", *PRESETS), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=("TRL", *WAYS), help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), help="of this project")
     args = parser.parse_args()
     workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
     if args.memory:
         print(json.dumps(memory(args.memory, workload)))
         return
-    result = measure(workload, args.rounds)
+    result = measure(workload, args.rounds, args.ways)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
     for name, row in result.items():
         row["memory"] = in_fresh_process(__file__, "--memory", name, *options)

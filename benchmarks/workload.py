@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from lengths import schedule, scheduled_rollout
+from numpy.typing import NDArray
 
 from backends import registry
 from backends.interface import Ids
 from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
+from delta_cli.credit import Surrogate
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.training.clock import Clock
-from delta_cli.training.rollouts import roll
+from delta_cli.training.rollouts import RolloutBatch, roll
 from delta_cli.training.seeds import derive
 from delta_cli.training.setup import backend_settings, make_grader
-from delta_cli.training.update import Updater
+from delta_cli.training.update import Credit, Scored, Updater
 
 BYTE_TOKENS = 258  # of the tokenizer before it is extended
 PHASES = ("rollout", "reward", "score", "credit", "update")
@@ -46,6 +48,7 @@ class Workload:
     feature_bytes: int = 2**33  # of token features kept; the others are computed anew
     learning_rate: float = 1e-6
     weight_decay: float = 0.1
+    unmixed: float = 0.0  # share of prompts whose responses all get one reward
 
     @property
     def lengths(self) -> Ids:
@@ -56,6 +59,13 @@ class Workload:
     def stop(self) -> int:
         """The id that ends a response."""
         return self.vocabulary - 1
+
+    @property
+    def equal(self) -> NDArray[np.bool_]:
+        """Which responses get the reward of all others to their prompt: those of every so many prompts, [R]."""
+        group = np.arange(self.prompts)
+        chosen = np.floor((group + 1) * self.unmixed) > np.floor(group * self.unmixed)
+        return np.repeat(chosen, self.responses)
 
     def questions(self) -> list[str]:
         """Texts of ``prompt`` tokens: the tokenizer reads bytes."""
@@ -79,7 +89,7 @@ class Workload:
         _extend_tokenizer(folder / "tokenizer.json", self.vocabulary)
         return folder
 
-    def recipe(self, model: Path, preset: str) -> Recipe:
+    def recipe(self, model: Path, preset: str, score: str = "fresh") -> Recipe:
         """The recipe of such a step."""
         return Recipe.model_validate(
             {
@@ -88,6 +98,7 @@ class Workload:
                 "reward": {"kind": "custom", "custom_file": str(Path(__file__).with_name("reward.py")), "workers": 1},
                 "method": {"preset": preset},
                 "update": {
+                    "score": score,
                     "learning_rate": self.learning_rate,
                     "weight_decay": self.weight_decay,
                     "mini_batches": self.mini_batches,
@@ -106,6 +117,26 @@ def _extend_tokenizer(file: Path, vocabulary: int) -> None:
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
+class EveryResponse(Updater):
+    """Scores and updates on all responses, those without advantage included, as if each had something to teach."""
+
+    def score(self, batch: RolloutBatch, every: bool = True) -> Scored:
+        """One forward over the whole batch."""
+        return super().score(batch, every=True)
+
+    def surrogate(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> Surrogate:
+        """The objective, shown every response of a mini-batch that has any to learn from."""
+        found = super().surrogate(batch, credit, groups)
+        return _Shown(found.method, found.batch)
+
+
+class _Shown(Surrogate):
+    @property
+    def learned_from(self) -> NDArray[np.bool_]:
+        found = super().learned_from
+        return np.full(len(found), found.any())
+
+
 class Steps:
     """Training steps on a workload, one a call, as the trainer takes them; records and checkpoints left out."""
 
@@ -115,34 +146,46 @@ class Steps:
         self._worker = worker
         self._updater = updater
         self._problems = [Problem(text, text, "", "benchmark") for text in workload.questions()]
-        self._lengths = workload.lengths
+        self._workload = workload
 
     def __call__(self) -> None:
         """One step."""
-        number, clock, updater = len(self.seconds), Clock(), self._updater
-        with clock.phase("rollout"), scheduled_rollout(self._lengths):
-            waiting = roll(self._worker, self._problems, updater.recipe.rollout, derive(0, number, "rollout"))
+        number, clock, updater, lengths = len(self.seconds), Clock(), self._updater, self._workload.lengths
+        with clock.phase("rollout"), scheduled_rollout(lengths):
+            seed, proxy = derive(0, number, "rollout"), updater.drawn_proxy
+            waiting = roll(self._worker, self._problems, updater.recipe.rollout, seed, proxy=proxy)
         with clock.phase("reward"):
-            batch = waiting.result()
+            batch = self._rewarded(waiting.result())
         with clock.phase("score"):
             scored = updater.score(batch)
         with clock.phase("credit"):
             credit = updater.credit(batch, scored, number)
         with clock.phase("update"):
             updater.update(batch, credit, number)
-        assert np.array_equal(batch.sequences.lengths, self._lengths)
+        assert np.array_equal(batch.sequences.lengths, lengths)
         self.seconds.append({phase: clock.seconds[phase] for phase in PHASES})
+
+    def _rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        verdicts = zip(batch.verdicts, self._workload.equal, strict=True)
+        return replace(batch, verdicts=tuple(replace(v, reward=1.0) if equal else v for v, equal in verdicts))
 
 
 @contextmanager
-def steps(workload: Workload, model: Path, preset: str, backend_name: str = "cpu") -> Iterator[Steps]:
+def steps(
+    workload: Workload,
+    model: Path,
+    preset: str,
+    backend_name: str = "cpu",
+    score: str = "fresh",
+    updates: type[Updater] = Updater,
+) -> Iterator[Steps]:
     """Steps with a preset on a model of their own, read from the folder ``model``."""
-    recipe = workload.recipe(model, preset)
+    recipe = workload.recipe(model, preset, score)
     tokenizer = Tokenizer.load(str(model))
     tokenizer.eos_ids = (workload.stop,)
     with make_grader(recipe) as grader:
         engine = registry.create(backend_name, backend_settings(recipe))
         try:
-            yield Steps(workload, RolloutWorker(engine, tokenizer, grader, "plain"), Updater(recipe, engine))
+            yield Steps(workload, RolloutWorker(engine, tokenizer, grader, "plain"), updates(recipe, engine))
         finally:
             engine.close()
