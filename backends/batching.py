@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,92 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
         predicts[i, prompt - 1 : len(part) - 1] = True
     targets = np.concatenate([sequences.response(row) for row in rows])
     return PaddedBatch(rows, ids, valid, predicts, targets)
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """Right-padded prompts, each once, and right-padded responses to them, which attend to theirs.
+
+    A response's last token predicts nothing and is left out. The end of a prompt predicts the first token of each
+    of its responses.
+    """
+
+    rows: Ids  # [B] indices into the sequences
+    prompts: Ids  # [P, Tp] ids, 0 where padded
+    prompt_lengths: Ids  # [P]
+    prompt_of: Ids  # [B] which prompt each response is to
+    responses: Ids  # [B, Tr] ids, 0 where padded
+    lengths: Ids  # [B] tokens of each response, the last included
+    targets: Ids  # [n] the response tokens, flat in the order of rows
+
+    @property
+    def tokens(self) -> int:
+        """What counts against a budget: padding included."""
+        return self.prompts.size + self.responses.size
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return int((self.prompt_lengths[self.prompt_of] + self.lengths).max())
+
+    @property
+    def predicts(self) -> Ids:
+        """Where each target is predicted [n]: among the P · Tp positions of prompts, then the B · Tr of responses."""
+        ends = self.prompt_of * self.prompts.shape[1] + self.prompt_lengths[self.prompt_of] - 1
+        begins = self.prompts.size + np.arange(len(self.rows)) * self.responses.shape[1]
+        parts = [
+            np.concatenate([[end], np.arange(begin, begin + length - 1)])
+            for end, begin, length in zip(ends, begins, self.lengths, strict=True)
+        ]
+        return np.concatenate(parts).astype(np.int64)
+
+
+def shared_batches(sequences: Sequences, budget: int) -> list[SharedBatch]:
+    """Split into batches of at most ``budget`` padded tokens: responses of like length together, of one prompt first.
+
+    Responses that share a prompt's array share its tokens, as far as they are in one batch.
+    """
+    lengths = sequences.lengths
+    prompt = {id(array): place for place, array in reversed(list(enumerate(sequences.prompts)))}
+    group = np.array([prompt[id(array)] for array in sequences.prompts], dtype=np.int64)
+    like = np.floor(2 * np.log2(np.maximum(lengths, 1)))  # lengths within a factor of √2
+    order = np.lexsort((-lengths, group, -like))
+    order = order[lengths[order] > 0]
+    found, chosen, prompts, wide, long = [], list[int](), set[int](), 0, 0
+    for row in order.tolist():
+        size = len(sequences.prompts[row])
+        grown = max(wide, size), max(long, int(lengths[row]) - 1)
+        needed = len(prompts | {int(group[row])}) * grown[0] + (len(chosen) + 1) * grown[1]
+        if chosen and needed > budget:
+            found.append(_shared(sequences, np.array(chosen), group))
+            chosen, prompts, grown = [], set(), (size, int(lengths[row]) - 1)
+        chosen.append(row)
+        prompts.add(int(group[row]))
+        wide, long = grown
+    return [*found, _shared(sequences, np.array(chosen), group)] if chosen else found
+
+
+def _shared(sequences: Sequences, rows: Ids, group: Ids) -> SharedBatch:
+    first, place = np.unique(group[rows], return_inverse=True)
+    prompts = [sequences.prompts[row] for row in first]
+    responses = [sequences.response(row)[:-1] for row in rows]
+    return SharedBatch(
+        rows=rows,
+        prompts=_rectangle(prompts),
+        prompt_lengths=np.array([len(prompt) for prompt in prompts]),
+        prompt_of=place.astype(np.int64),
+        responses=_rectangle(responses),
+        lengths=sequences.lengths[rows],
+        targets=np.concatenate([sequences.response(row) for row in rows]),
+    )
+
+
+def _rectangle(parts: SequenceOf[Ids]) -> Ids:
+    """Rows of ids, padded on the right with 0."""
+    found = np.zeros((len(parts), max(len(part) for part in parts)), dtype=np.int64)
+    for row, part in zip(found, parts, strict=True):
+        row[: len(part)] = part
+    return found
 
 
 @dataclass(frozen=True)

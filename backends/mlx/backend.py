@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 
-from backends.batching import PaddedBatch, micro_batches
+from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_batches
 from backends.collective import SOLO
 from backends.engine import LocalEngine
 from backends.interface import (
@@ -34,12 +34,17 @@ from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import Collector, FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, pick, proxies, pullback
+from backends.mlx.layerwise import Layerwise, Unchained
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
 from backends.mlx.self_check import check_generator
+from backends.mlx.sharing import call, shares
 
+Batch = PaddedBatch | SharedBatch
+
+SHARED = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
 
@@ -69,6 +74,8 @@ class MlxEngine(LocalEngine):
                 'model.dtype = "float16" is for adapters, whose gradients are float32: those of whole models could '
                 'overflow; add [model.lora], or choose "float32" or "bfloat16"'
             )
+        self.shares = shares(self.policy)  # whether a prompt can be computed once for all its responses
+        self._layerwise = True  # until the layers turn out to be no chain
         if settings.lora:
             self.policy.cast(self.dtype)
             adapters.attach(self.policy, settings.lora, settings.seed)
@@ -175,10 +182,8 @@ class MlxEngine(LocalEngine):
         return restore
 
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
-        layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
         temperature = sequences.temperature
-        with checkpointed(layers):
-            return sum(self._backward(batch, objective, temperature) for batch in self._micro_batches(sequences))
+        return sum(self._backward(batch, objective, temperature) for batch in self._micro_batches(sequences))
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""
@@ -217,8 +222,12 @@ class MlxEngine(LocalEngine):
         mx.clear_cache()
         self.limits.restore()
 
-    def _micro_batches(self, sequences: Sequences) -> Iterator[PaddedBatch]:
-        return self.recovery.track(micro_batches(sequences, self.recovery.tokens))
+    def _micro_batches(self, sequences: Sequences) -> Iterator[Batch]:
+        """Prompts once for all their responses where that is fewer tokens, padding included, than each with its own."""
+        apart: list[Batch] = list(micro_batches(sequences, self.recovery.tokens))
+        together: list[Batch] = list(shared_batches(sequences, self.recovery.tokens)) if self.shares else apart
+        fewer = sum(batch.tokens for batch in together) < SHARED * sum(batch.tokens for batch in apart)
+        return self.recovery.track(together if fewer else apart)
 
     def _hand_over(self) -> None:
         """Give the model the master weights: adapters in float32, others in the type of the compute."""
@@ -227,25 +236,43 @@ class MlxEngine(LocalEngine):
         self.model.update(tree_unflatten(weights))
         mx.eval(self.model.parameters())
 
-    def _hidden(self, batch: PaddedBatch) -> mx.array:
-        """Hidden states of the positions that predict a response token, float32 [n, H]."""
-        rows, width = batch.ids.shape
+    def _call(self, batch: Batch) -> list[mx.array]:
+        """Hidden states [·, T, H] of one or two calls of the trunk."""
         self.policy.check_length(batch.longest)
-        wide = -width % BUCKET if mx.metal.is_available() else 0
-        ids, predicts = (np.pad(array, ((0, 0), (0, wide))) for array in (batch.ids, batch.predicts))
-        hidden = self.policy.trunk(mx.array(ids))
-        return hidden.reshape(rows * (width + wide), -1)[mx.array(np.flatnonzero(predicts))].astype(mx.float32)
+        if isinstance(batch, SharedBatch):
+            return call(self.policy, batch, _wide)
+        return [self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, _wide(batch.longest) - batch.longest)))))]
 
-    def _backward(self, batch: PaddedBatch, objective: Objective, temperature: float) -> float:
+    def _places(self, batch: Batch, calls: list[mx.array]) -> mx.array:
+        """Which positions of those calls, one after another, predict the response tokens, [n]."""
+        if isinstance(batch, PaddedBatch):
+            row, column = np.nonzero(batch.predicts)
+            return mx.array(row * calls[0].shape[1] + column)
+        prompts, responses = batch.prompts.size, max(batch.responses.shape[1], 1)
+        places, wide = batch.predicts, calls[0].shape[1]
+        inside = places < prompts
+        before = places // max(batch.prompts.shape[1], 1) * wide + places % max(batch.prompts.shape[1], 1)
+        after = places - prompts
+        begin = len(batch.prompts) * wide
+        wider = calls[-1].shape[1] if len(calls) > 1 else responses
+        return mx.array(np.where(inside, before, begin + after // responses * wider + after % responses))
+
+    def _hidden(self, batch: Batch) -> mx.array:
+        """Hidden states of the positions that predict a response token, float32 [n, H]."""
+        return self._chosen(batch, self._call(batch))
+
+    def _chosen(self, batch: Batch, calls: list[mx.array]) -> mx.array:
+        flat = mx.concatenate([hidden.reshape(-1, hidden.shape[-1]) for hidden in calls])
+        return flat[self._places(batch, calls)].astype(mx.float32)
+
+    def _backward(self, batch: Batch, objective: Objective, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
 
-        MLX differentiates the trunk alone, as the sum of its hidden states weighted by what the head
-        pulls back to them. The head, which needs their values for that, gets them from inside the
-        trace. Evaluated there, though, they keep every intermediate array of the trunk, those of
-        checkpointed layers included: with checkpointing they come from a forward ahead of the trace.
+        MLX differentiates the trunk alone, from what the head pulls back to its hidden states. The head, which needs
+        their values for that, gets them from a forward a layer at a time, or, without checkpointing, from inside
+        the trace, which keeps every intermediate array.
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
-        trained = self.model.trainable_parameters()
         targets, size = mx.array(batch.targets), self.settings.head_chunk_tokens
         loss, gradient, scale = 0.0, {}, 1.0
 
@@ -261,18 +288,57 @@ class MlxEngine(LocalEngine):
             scale = loss_scale(dhidden) if self.dtype == mx.float16 else 1.0
             return dhidden * scale
 
-        ahead = at_head(self._hidden(batch)) if self.settings.gradient_checkpointing else None
-
-        def weighted_states(parameters: dict[str, Any]) -> mx.array:
-            self.model.update(parameters)
-            hidden = self._hidden(batch)
-            return mx.sum(hidden * (at_head(hidden) if ahead is None else ahead))
-
-        try:
-            with differentiable(self.model):
-                found = mx.grad(weighted_states)(trained)
-            self.optimizer.add({name: part / scale for name, part in tree_flatten(found)})
-        finally:
-            self.model.update(trained)
+        layered = self.settings.gradient_checkpointing and self._layerwise
+        with differentiable(self.model):
+            for found in (self._gradient_by_layer if layered else self._gradient_traced)(batch, at_head):
+                self.optimizer.add({name: part / scale for name, part in found.items()} if scale != 1 else found)
         self.optimizer.add(gradient)
         return float(loss)
+
+    def _gradient_by_layer(
+        self, batch: Batch, at_head: Callable[[mx.array], mx.array]
+    ) -> Iterator[Mapping[str, mx.array]]:
+        """The trunk's gradient, a layer at a time."""
+        layerwise = Layerwise(self.model, self.policy.text.layers)
+
+        def run() -> list[mx.array]:
+            return self._call(batch)
+
+        try:
+            hidden, calls = layerwise.forward(run)
+        except Unchained:
+            self._layerwise = False
+            yield from self._gradient_traced(batch, at_head)
+            return
+        pulled = at_head(self._chosen(batch, hidden))
+        sizes = [state.shape[0] * state.shape[1] for state in hidden]
+        slopes = mx.zeros((sum(sizes), pulled.shape[1])).at[self._places(batch, hidden)].add(pulled)
+        parts = mx.split(slopes, np.cumsum(sizes)[:-1].tolist())
+        shaped = [part.reshape(state.shape).astype(state.dtype) for part, state in zip(parts, hidden, strict=True)]
+        yield from layerwise.backward(run, calls, shaped)
+
+    def _gradient_traced(
+        self, batch: Batch, at_head: Callable[[mx.array], mx.array]
+    ) -> Iterator[Mapping[str, mx.array]]:
+        """The trunk's gradient in one trace."""
+        layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
+        trained = self.model.trainable_parameters()
+        with checkpointed(layers):
+            ahead = at_head(self._hidden(batch)) if layers else None
+
+            def weighted_states(parameters: dict[str, Any]) -> mx.array:
+                self.model.update(parameters)
+                hidden = self._hidden(batch)
+                return mx.sum(hidden * (at_head(hidden) if ahead is None else ahead))
+
+            try:
+                found = mx.grad(weighted_states)(trained)
+                mx.eval(found)
+            finally:
+                self.model.update(trained)
+        yield dict(tree_flatten(found))
+
+
+def _wide(width: int) -> int:
+    """A width as it is computed with."""
+    return width + (-width % BUCKET if mx.metal.is_available() else 0)

@@ -252,7 +252,7 @@ def test_out_of_memory_halves_the_micro_batch_with_the_same_result(
 
         def within(part: Any, *arguments: Any) -> float:
             loss = backward(part, *arguments)  # fails after the surrogate has seen it
-            if part.ids.size > limit:
+            if part.tokens > limit:
                 raise RuntimeError("[malloc_or_wait] Unable to allocate 42 bytes.")
             return loss
 
