@@ -34,7 +34,7 @@ from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import Collector, FeatureStore, MlxFeatures
 from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, pick, proxies, pullback
-from backends.mlx.layerwise import Layerwise, Unchained
+from backends.mlx.layerwise import Layerwise, is_chain
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import AdamW
@@ -74,8 +74,7 @@ class MlxEngine(LocalEngine):
                 'model.dtype = "float16" is for adapters, whose gradients are float32: those of whole models could '
                 'overflow; add [model.lora], or choose "float32" or "bfloat16"'
             )
-        self.shares = shares(self.policy)  # whether a prompt can be computed once for all its responses
-        self._layerwise = True  # until the layers turn out to be no chain
+        self._look()
         if settings.lora:
             self.policy.cast(self.dtype)
             adapters.attach(self.policy, settings.lora, settings.seed)
@@ -96,6 +95,14 @@ class MlxEngine(LocalEngine):
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
         self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
+
+    def _look(self) -> None:
+        """Find out what can be done with this model: gradients a layer at a time, prompts once for all responses.
+
+        ``mx.checkpoint`` knows of no gradient through what its function has from elsewhere, as a response's keys are.
+        """
+        self._by_layer = self.settings.gradient_checkpointing and is_chain(self.model, self.policy)
+        self.shares = (self._by_layer or not self.settings.gradient_checkpointing) and shares(self.policy)
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
@@ -288,9 +295,9 @@ class MlxEngine(LocalEngine):
             scale = loss_scale(dhidden) if self.dtype == mx.float16 else 1.0
             return dhidden * scale
 
-        layered = self.settings.gradient_checkpointing and self._layerwise
+        differentiate = self._gradient_by_layer if self._by_layer else self._gradient_traced
         with differentiable(self.model):
-            for found in (self._gradient_by_layer if layered else self._gradient_traced)(batch, at_head):
+            for found in differentiate(batch, at_head):
                 self.optimizer.add({name: part / scale for name, part in found.items()} if scale != 1 else found)
         self.optimizer.add(gradient)
         return float(loss)
@@ -304,12 +311,7 @@ class MlxEngine(LocalEngine):
         def run() -> list[mx.array]:
             return self._call(batch)
 
-        try:
-            hidden, calls = layerwise.forward(run)
-        except Unchained:
-            self._layerwise = False
-            yield from self._gradient_traced(batch, at_head)
-            return
+        hidden, calls = layerwise.forward(run)
         pulled = at_head(self._chosen(batch, hidden))
         sizes = [state.shape[0] * state.shape[1] for state in hidden]
         slopes = mx.zeros((sum(sizes), pulled.shape[1])).at[self._places(batch, hidden)].add(pulled)

@@ -16,6 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from backends.mlx.model import Policy
+
 Arrays = dict[str, mx.array]
 Run = Callable[[], Sequence[mx.array]]  # one or more calls of the trunk, and their hidden states
 
@@ -30,8 +32,17 @@ class Call:
     output: mx.array
 
 
-class Unchained(Exception):
-    """The layers are not a chain, each of which takes the output of the one before and nothing else that is learned."""
+class _Unchained(Exception):
+    pass
+
+
+def is_chain(model: nn.Module, policy: Policy) -> bool:
+    """Whether each layer takes the output of the one before as it is, and returns one array."""
+    try:
+        Layerwise(model, policy.text.layers).forward(lambda: [policy.trunk(mx.array([[0, 0]]))])
+    except _Unchained:
+        return False
+    return True
 
 
 class Layerwise:
@@ -53,10 +64,10 @@ class Layerwise:
         def compute(place: int, original: Any, hidden: mx.array, arguments: Any, options: Any) -> mx.array:
             output = original(hidden, *arguments, **options)
             if not isinstance(output, mx.array):
-                raise Unchained
+                raise _Unchained
             before = calls[place - 1][-1].output if place else None
             if before is not None and hidden is not before:
-                raise Unchained
+                raise _Unchained
             mx.eval(output)
             calls[place].append(Call(arguments, options, hidden, output))
             return output
@@ -123,10 +134,6 @@ class Layerwise:
         layer = self._layers[place]
 
         def compute(hidden: list[mx.array]) -> list[mx.array]:
-            for call in calls:
-                for each in (*call.arguments, *call.options.values()):
-                    if hasattr(each, "again"):
-                        each.again()
             return [layer(x, *call.arguments, **call.options) for x, call in zip(hidden, calls, strict=True)]
 
         return self._differentiate(compute, [call.hidden for call in calls], slopes, layer)
