@@ -207,9 +207,15 @@ def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
             **{phase: f"{row['seconds'].get(phase, 0.0):.2f}" for phase in PHASES},
             "step (s)": f"{row['step']:.2f}",
             "faster": f"{row['speedup']:.2f}×",
-            "peak MB": f"{row['memory']['peak'] / 1e6:.0f}",
-            "of TRL's": f"{row['memory']['peak'] / trl['memory']['peak']:.2f}",
         }
+        | (
+            {
+                "peak MB": f"{row['memory']['peak'] / 1e6:.0f}",
+                "of TRL's": f"{row['memory']['peak'] / trl['memory']['peak']:.2f}",
+            }
+            if "memory" in row
+            else {}
+        )
         for name, row in result.items()
     ]
 
@@ -223,6 +229,7 @@ def main() -> None:
         parser.add_argument(name, type=type(default), default=default, metavar=str(default))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="where to write the JSON")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--memory", choices=("TRL", *WAYS), help=argparse.SUPPRESS)
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), help="of this project")
     args = parser.parse_args()
@@ -233,7 +240,8 @@ def main() -> None:
     result = measure(workload, args.rounds, args.ways)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
     for name, row in result.items():
-        row["memory"] = in_fresh_process(__file__, "--memory", name, *options)
+        if not args.no_memory:
+            row["memory"] = in_fresh_process(__file__, "--memory", name, *options)
     sizes = ", ".join(f"{name} {value}" for name, value in asdict(workload).items())
     show(f"one training step: {sizes}", table(result))
     write(args.out, {"benchmark": "step", "workload": asdict(workload), "rounds": args.rounds, "results": result})

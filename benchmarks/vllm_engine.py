@@ -1,7 +1,7 @@
 """Responses drawn through vLLM's server: tokens a second, and a run that learns.
 
-    python benchmarks/vllm.py speed --python ~/vllm/bin/python --out benchmarks/results/vllm_speed.json
-    python benchmarks/vllm.py learning --python ~/vllm/bin/python --out benchmarks/results/vllm_learning.json
+    python benchmarks/vllm_engine.py speed --python ~/vllm/bin/python --out benchmarks/results/vllm_speed.json
+    python benchmarks/vllm_engine.py learning --python ~/vllm/bin/python --out benchmarks/results/vllm_learning.json
 
 ``speed``: the same token prompts, lengths, temperature and number of requests at a time through our sampler
 (HTTP, a request for each response), through vLLM's own offline interface (one call with all of them, the same
