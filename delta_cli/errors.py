@@ -1,14 +1,26 @@
 """The exceptions that reach a person."""
 
+LONGEST = 480  # characters of a message
+_WORD = 200  # and of a word in it
+
 
 class UserError(Exception):
     """A problem a person can fix. The message is one line: what, where, why, how to fix.
 
-    What it quotes may come from anywhere: line breaks, control characters and halves of characters are escaped.
+    What it quotes may come from anywhere: line breaks, control characters and halves of characters are escaped,
+    and what is very long is left out in the middle.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__("".join(each if each.isprintable() else ascii(each)[1:-1] for each in message))
+        words = [_shortened(word, _WORD) for word in message.split(" ")]
+        line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(words))
+        super().__init__(_shortened(line, LONGEST))
+
+
+def _shortened(text: str, longest: int) -> str:
+    """The text without its middle, where it is longer."""
+    half = (longest - 5) // 2
+    return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
 
 
 class NotFetchedError(UserError):

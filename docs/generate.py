@@ -20,7 +20,8 @@ from delta_cli.doctor.plan import Plan, fitted, plan
 from delta_cli.doctor.question import ENGINES, Engine, Question
 from delta_cli.doctor.shapes import KNOWN, shape_of
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
-from delta_cli.recipe.loading import section_of
+from delta_cli.recipe.aliases import TRAINERS
+from delta_cli.recipe.keys import section_of
 from delta_cli.study.plan import load_study
 from delta_cli.training.metrics import METRICS
 from delta_cli.training.tripwires import TRIPWIRES
@@ -39,6 +40,7 @@ def pages() -> dict[str, str]:
         "memory.md": memory(),
         "scale.md": scale(),
         "paper_hours.md": paper_hours(),
+        "coming_from.md": coming_from(),
     }
 
 
@@ -66,6 +68,24 @@ def recipes() -> str:
         f"The defaults of the numbers: {_numbers()}.\n",
         _table(("preset", *CHOICES, "numbers that differ from the defaults"), map(_preset, PRESETS)),
     ]
+    return "\n".join(parts)
+
+
+def coming_from() -> str:
+    """What keys of other trainers are called here."""
+    parts = [
+        HEAD,
+        "# Coming from TRL, verl or mlx-lm-lora\n",
+        "What their settings are called here. `delta recipe explain NAME` takes a name of theirs too, and a recipe\n"
+        "with keys of theirs is refused with the names to write. Every key is in [recipes.md](recipes.md).\n",
+        "Three things differ from all of them. A step is one batch of rollouts, whatever the number of updates on it.\n"
+        "Micro-batches and processes change no result, so nothing needs to be retuned for them. Training draws from\n"
+        "the whole distribution at the temperature it scores at: truncated sampling is for evaluations.\n",
+        "DelTA can also be used inside TRL's own trainer: [trl.md](trl.md).\n",
+    ]
+    for trainer, aliases in TRAINERS.items():
+        rows = [(f"`{each.theirs}`", f"`{each.ours}`" if each.ours else "–", each.note) for each in aliases]
+        parts += [f"## {trainer}\n", _table(("there", "here", ""), rows)]
     return "\n".join(parts)
 
 

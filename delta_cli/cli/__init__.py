@@ -6,14 +6,41 @@ import os
 import sys
 
 import typer
+from typer.core import TyperGroup
 
 from delta_cli import __version__
-from delta_cli.errors import UserError
+
+# As they are used, one after the other.
+ORDER = (
+    "train",
+    "init",
+    "doctor",
+    "runs",
+    "eval",
+    "compare",
+    "inspect",
+    "report",
+    "export",
+    "study",
+    "recipe",
+    "parity",
+)
+
+
+class Ordered(TyperGroup):
+    """Commands in the order of use; one that ORDER does not name comes last."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        """Their names."""
+        return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
 
 app = typer.Typer(
+    cls=Ordered,
     name="delta",
     help="Reinforcement learning with verifiable rewards and DelTA token credit, on MLX and PyTorch.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -38,15 +65,20 @@ from delta_cli.cli import chat, doctor, evaluate, export, init, look, parity, re
 
 def main() -> None:
     """Run a command; what a person can put right is one line and exit code 2."""
-    from backends.interface import BackendError
-    from delta_cli.cli.failure import fail
-
     try:
-        app()
-    except (UserError, BackendError) as error:
-        fail(error)
+        code = app(standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("aborted", err=True)
+        sys.exit(130)
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:  # a mistake of ours: a traceback, but not one from each of several processes
+    except Exception as error:  # of a person, or a mistake of ours: then a traceback, but one from all processes
+        from delta_cli.cli.failure import fail
+        from delta_cli.cli.usage import is_usage, usage_message
+
+        if is_usage(error):
+            typer.echo(usage_message(error), err=True)
+            sys.exit(2)
         fail(error)
+    sys.exit(code if isinstance(code, int) else 0)

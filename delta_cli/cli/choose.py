@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from backends.launch import LAUNCHER
+from delta_cli.cli.options import RUNS
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
-
-RUNS = Path("runs")
 
 # What may change between the parts of a run: how long it is, what is watched and kept, how it fits into the
 # machine, and the learning rate, which may have to come down when a run diverges.

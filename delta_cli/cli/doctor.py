@@ -18,19 +18,25 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs of a plan's table
 MOST = 4096
 
 
-@app.command()
+@app.command(short_help="Check machine, recipe, data and model.")
 def doctor(
     recipe: RecipeArgument = None,
     backend: BackendOption = "auto",
     set_: SetOption = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing."
+        ),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="With --gpu: how many; without it, the recipe's.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", help="With --gpu: how many; without it, the recipe's.")
+    ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="With --gpu: what draws, local or vllm; without it, the recipe's.")
+        str | None,
+        typer.Option(metavar="NAME", help="With --gpu: what draws, local or vllm; without it, the recipe's."),
     ] = None,
-    mean_tokens: Annotated[int | None, typer.Option(help="With --gpu: mean length of a response.")] = None,
+    mean_tokens: Annotated[int | None, typer.Option(metavar="N", help="With --gpu: mean length of a response.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
 ) -> None:
     """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 when something is wrong.
@@ -83,8 +89,8 @@ def _plan(
         typer.echo(line)
 
 
-def report(recipe: Recipe, backend: str, run_model: bool, json: bool = False) -> bool:
-    """Print each finding as it is made; whether none is wrong."""
+def report(recipe: Recipe, backend: str, run_model: bool, json: bool = False, quiet: bool = False) -> bool:
+    """Print each finding as it is made, or only what is wrong; whether none is wrong."""
     from json import dumps
 
     from rich.console import Console
@@ -95,9 +101,11 @@ def report(recipe: Recipe, backend: str, run_model: bool, json: bool = False) ->
     console = Console(highlight=False)
     fine = True
     for finding in examine(recipe, backend, run_model):
+        fine = fine and finding.level != "wrong"
+        if quiet and finding.level != "wrong":
+            continue
         if json:
-            typer.echo(dumps(vars(finding), ensure_ascii=False))
+            typer.echo(dumps({"event": "finding"} | vars(finding), ensure_ascii=False))
         else:
             console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {escape(finding.text)}", soft_wrap=True)
-        fine = fine and finding.level != "wrong"
     return fine

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 EngineOption = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME|URL",
         help="What draws: local, vllm (started for it), or the address of a running vLLM server; without it, what drew "
         "in the run's training.",
         show_default=False,
     ),
 ]
-PythonOption = Annotated[str | None, typer.Option(help="Python of the environment that has vLLM.", show_default=False)]
+PythonOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Python of the environment that has vLLM.", show_default=False)
+]
 
 
 def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engine:

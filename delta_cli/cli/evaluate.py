@@ -24,28 +24,37 @@ if TYPE_CHECKING:
 
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(help="Of a run: best, last or a step; without it, last.", show_default=False),
+    typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
 ]
 SuiteOption = Annotated[
-    str | None, typer.Option(help="A shipped suite, or the path of a suite's .toml.", show_default=False)
+    str | None,
+    typer.Option(metavar="NAME", help="A shipped suite, or the path of a suite's .toml.", show_default=False),
 ]
 
 
-@app.command("eval")
+@app.command("eval", short_help="Measure a model or a run on problems.")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, hub name, tiny-base, or a run.")],
     checkpoint: CheckpointOption = None,
     suite: SuiteOption = None,
-    data: Annotated[str | None, typer.Option(help="A data file with question and answer.", show_default=False)] = None,
-    samples: Annotated[int | None, typer.Option(help="Responses for each problem.", show_default=False)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token.", show_default=False)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", show_default=False)] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest response, in tokens.", show_default=False)] = None,
-    template: Annotated[str | None, typer.Option(help="Prompt template.", show_default=False)] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="So many problems of each benchmark.", min=1, show_default=False)
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A data file with question and answer.", show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling.", show_default=False)] = None,
+    samples: Annotated[
+        int | None, typer.Option(metavar="N", help="Responses for each problem.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="0 takes the likeliest token.", show_default=False)
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling.", show_default=False)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)
+    ] = None,
+    template: Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt template.", show_default=False)] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="So many problems of each benchmark.", min=1, show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the sampling.", show_default=False)] = None,
     allow_unsandboxed: Annotated[
         bool,
         typer.Option("--allow-unsandboxed", help="Run programs without a sandbox; only on a machine you can lose."),
@@ -53,7 +62,9 @@ def evaluate(
     backend: BackendOption = "auto",
     engine: EngineOption = None,
     engine_python: PythonOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for responses and results.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for responses and results.", show_default=False)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print evaluation.json instead of a table.")] = False,
 ) -> None:
@@ -94,13 +105,21 @@ def evaluate(
     console.print(f"written to {folder / 'evaluation.json'}", highlight=False)
 
 
-@app.command()
+@app.command(short_help="Is one evaluation better than another?")
 def compare(
     before: Annotated[
-        Path, typer.Argument(help="A run, a model's folder below evaluations/, an evaluation's folder or file.")
+        Path,
+        typer.Argument(
+            metavar="BEFORE", help="A run, a model's folder below evaluations/, an evaluation's folder or file."
+        ),
     ],
     after: Annotated[
-        Path | None, typer.Argument(help="What should be better; without it, BEFORE's evaluations are listed.")
+        Path | None,
+        typer.Argument(
+            metavar="AFTER",
+            help="What should be better; without it, BEFORE's evaluations are listed.",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -12,18 +12,18 @@ from delta_cli.cli.options import BackendOption
 from delta_cli.errors import UserError
 
 
-@app.command()
+@app.command(short_help="Write a run's model as a folder to use.")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run, going on or ended.")],
-    out: Annotated[Path, typer.Argument(help="A new folder for the model.")],
-    checkpoint: Annotated[str, typer.Option(help="best, last or a step.")] = "last",
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, going on or ended.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for the model.")],
+    checkpoint: Annotated[str, typer.Option(metavar="STEP", help="best, last or a step.")] = "last",
     quantise: Annotated[
         int | None,
-        typer.Option(help="Bits of the weights: 2, 3, 4, 6 or 8; for mlx-lm.", show_default=False),
+        typer.Option(metavar="N", help="Bits of the weights: 2, 3, 4, 6 or 8; for mlx-lm.", show_default=False),
     ] = None,
     gguf: Annotated[bool, typer.Option("--gguf", help="Write model.gguf too, for llama.cpp.")] = False,
     push: Annotated[
-        str | None, typer.Option(help="Upload the folder to the hub as owner/name.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Upload the folder to the hub as owner/name.", show_default=False)
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Of --push: let everybody see it.")] = False,
     backend: BackendOption = "auto",

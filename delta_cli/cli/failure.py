@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -27,6 +28,8 @@ def fail(error: BaseException) -> NoReturn:
 
     Of several processes the first to fail reports, with its rank; the others are about to be ended.
     """
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        error = UserError(f"{error.filename}: no file can have a name as long as this; give a shorter one")
     rank, ranks = rank_and_size()
     mendable = isinstance(error, (UserError, BackendError))
     if ranks == 1:

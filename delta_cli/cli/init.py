@@ -16,19 +16,27 @@ if TYPE_CHECKING:
 WIDTH = 42  # of a command that leaves room for its purpose beside it
 
 
-@app.command()
+@app.command(short_help="Write a recipe for your own data and model.")
 def init(
     data: Annotated[
-        str | None, typer.Option(help="Data file or hub name; without it, the one here.", show_default=False)
+        str | None,
+        typer.Option(metavar="FILE", help="Data file or hub name; without it, the one here.", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Model folder, hub name or tiny-base; without it, the one here.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Model folder, hub name or tiny-base; without it, the one here.", show_default=False
+        ),
     ] = None,
-    question: Annotated[str | None, typer.Option(help="Column of the question.", show_default=False)] = None,
-    answer: Annotated[str | None, typer.Option(help="Column of the answer.", show_default=False)] = None,
+    question: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of the question.", show_default=False)
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of the answer.", show_default=False)
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The recipe to write; without it, named after the data.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="The recipe to write; without it, named after the data.", show_default=False),
     ] = None,
 ) -> None:
     """Write a commented starter recipe for your own data and model, and say what to run next."""

@@ -26,17 +26,23 @@ class Scope(StrEnum):
     run = "run"
 
 
-@app.command()
+@app.command(short_help="Show where the credit of a step went.")
 def inspect(
-    run: Annotated[Path, typer.Argument(help="A run, going on or ended.")],
-    step: Annotated[int | None, typer.Option(help="Which step; without it, the newest.", show_default=False)] = None,
-    problem: Annotated[
-        str | None, typer.Option(help="A problem: its id, its number, or words of it.", show_default=False)
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, going on or ended.")],
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Which step; without it, the newest.", show_default=False)
     ] = None,
-    tokens: Annotated[Scope, typer.Option(help="Count tokens over the step's batch, or over the run.")] = Scope.batch,
-    format_: Annotated[Format, typer.Option("--format", help="In the terminal, or a file to standard output.")] = (
-        Format.text
-    ),
+    problem: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="A problem: its id, its number, or words of it.", show_default=False),
+    ] = None,
+    tokens: Annotated[
+        Scope, typer.Option(metavar="batch|run", help="Count tokens over the step's batch, or over the run.")
+    ] = Scope.batch,
+    format_: Annotated[
+        Format,
+        typer.Option("--format", metavar="text|html|json", help="In the terminal, or a file to standard output."),
+    ] = (Format.text),
 ) -> None:
     """Show where the credit of a step went: responses side by side, token by token."""
     from delta_cli.reporting.inspection import inspect_run, to_json
@@ -56,12 +62,12 @@ def inspect(
         Console().print(render(found))
 
 
-@app.command()
+@app.command(short_help="Write a page about one or several runs.")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Runs; several are laid over each other.")],
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs; several are laid over each other.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as PNG and SVG.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Folder for the figures as PNG and SVG.", show_default=False)
     ] = None,
 ) -> None:
     """Write one page that opens offline: curves, evaluations, completions, heatmaps."""

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+RUNS = Path("runs")  # where runs are made
+
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(help="A recipe; without one, the quickstart.", show_default=False)
+    Path | None, typer.Argument(metavar="RECIPE", help="A recipe; without one, the quickstart.", show_default=False)
 ]
-BackendOption = Annotated[str, typer.Option(help="auto, cpu, cuda, mlx or fake.")]
+BackendOption = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mlx or fake.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a key: section.key=value. May be repeated.", show_default=False),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key: section.key=value. May be repeated.", show_default=False
+    ),
 ]
 
 

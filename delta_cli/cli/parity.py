@@ -12,19 +12,23 @@ from delta_cli.cli.options import SetOption
 from delta_cli.errors import UserError
 
 
-@app.command()
+@app.command(short_help="Replay a batch on two backends.")
 def parity(
     batch: Annotated[Path, typer.Argument(metavar="RUN_OR_BATCH", help="A run, or one file of its rollouts/.")],
-    backends: Annotated[str, typer.Option(help="Two backends; the second is the measure.")] = "cpu,mlx",
+    backends: Annotated[str, typer.Option(metavar="A,B", help="Two backends; the second is the measure.")] = "cpu,mlx",
     model: Annotated[
         str | None,
-        typer.Option(help="Weights to start from; without it, those the run started from.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Weights to start from; without it, those the run started from.", show_default=False
+        ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Which step of a run; without it, the first.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Which step of a run; without it, the first.", show_default=False)
     ] = None,
     set_: SetOption = None,
-    tolerance: Annotated[float, typer.Option(help="Largest difference; ten times it for the gradient.")] = 1e-5,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", help="Largest difference; ten times it for the gradient.")
+    ] = 1e-5,
 ) -> None:
     """Replay a recorded batch on two backends and compare every number up to the gradient.
 

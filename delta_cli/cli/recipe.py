@@ -8,30 +8,41 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.options import RecipeArgument, SetOption, quickstart
-from delta_cli.errors import UserError
 
-recipes = typer.Typer(help="What a recipe may say: its keys, its schema, and a recipe resolved.", no_args_is_help=True)
+recipes = typer.Typer(
+    short_help="List and explain what a recipe may say.",
+    help="What a recipe may say: its keys, its schema, and a recipe resolved.",
+    no_args_is_help=True,
+)
 app.add_typer(recipes, name="recipe")
 
 
 @recipes.command()
 def keys(
-    section: Annotated[str, typer.Argument(help="Only keys that begin so, e.g. update", show_default=False)] = "",
+    section: Annotated[
+        str, typer.Argument(metavar="SECTION", help="Only keys that begin so, e.g. update", show_default=False)
+    ] = "",
 ) -> None:
-    """List every key with its type, default, range, unit and meaning."""
+    """List keys with their default, type, range, unit and meaning; of a section, or of all."""
     from rich.console import Console
-    from rich.table import Table
 
-    from delta_cli.recipe import key_reference
+    from delta_cli.reporting.keys import key_lines
 
-    found = [key for key in key_reference() if key.name.startswith(section)]
-    if not found:
-        raise UserError(f"no key begins with '{section}'; see: delta recipe keys")
-    table = Table("key", "type", "default", "allowed", "meaning")
-    for key in found:
-        meaning = f"{key.description} [{key.unit}]" if key.unit else key.description
-        table.add_row(*(text.replace("[", "\\[") for text in (key.name, key.type, key.default, key.allowed, meaning)))
-    Console().print(table)
+    for line in key_lines(section, Console().width):
+        typer.echo(line)
+
+
+@recipes.command()
+def explain(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or what TRL, verl or mlx-lm-lora call it.")],
+) -> None:
+    """Say all that is known of one key."""
+    from rich.console import Console
+
+    from delta_cli.reporting.keys import explained
+
+    for line in explained(key, Console().width):
+        typer.echo(line)
 
 
 @recipes.command()

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.choose import RUNS
+from delta_cli.cli.options import RUNS
 from delta_cli.errors import UserError
 
 
-@app.command()
+@app.command(short_help="List runs and what became of them.")
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look, in it and below it.")] = RUNS,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look, in it and below it.")] = RUNS,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each run.")] = False,
 ) -> None:
     """List runs: method, model, steps, last and best held-out accuracy, and whether they go on.

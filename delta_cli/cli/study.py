@@ -23,19 +23,24 @@ class Terminated(BaseException):
     """A signal asked the study to end."""
 
 
-@app.command()
+@app.command(short_help="Run a grid of methods and seeds.")
 def study(
-    plan: Annotated[Path, typer.Argument(help="A study, e.g. recipes/study_quickstart.toml.")],
+    plan: Annotated[Path, typer.Argument(metavar="STUDY", help="A study, e.g. recipes/study_quickstart.toml.")],
     scale: Annotated[
         str | None,
-        typer.Option(help="tiny: the same protocol on the embedded task, in minutes.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="tiny: the same protocol on the embedded task, in minutes.", show_default=False
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the study; without one, studies/NAME.", show_default=False)
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the study; without one, studies/NAME.", show_default=False),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many seeds.", show_default=False)] = None,
-    jobs: Annotated[int | None, typer.Option(help="So many runs at a time.", show_default=False)] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, cpu, cuda, mlx or fake.", show_default=False)] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="So many seeds.", show_default=False)] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="So many runs at a time.", show_default=False)] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda, mlx or fake.", show_default=False)
+    ] = None,
     set_: SetOption = None,
     summary: Annotated[bool, typer.Option("--summary", help="Sum up what is finished; run nothing.")] = False,
 ) -> None:

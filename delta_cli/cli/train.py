@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from delta_cli.reporting.console import Mode
 
 
-@app.command()
+@app.command(short_help="Train a model by a recipe, or go on with a run.")
 def train(
     recipe: RecipeArgument = None,
     backend: BackendOption = "auto",
     set_: SetOption = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run; without one, a new folder below runs/.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the run; without one, a new folder below runs/.", show_default=False
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -47,7 +50,13 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Processes on this machine; without it, the recipe's.", show_default=False),
+        typer.Option(
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Processes on this machine; without it, the recipe's.",
+            show_default=False,
+        ),
     ] = None,
     threads: Annotated[
         int | None,
@@ -69,15 +78,25 @@ def train(
         sys.exit(_train(loaded, backend, folder, mode, resume, ranks))
     folder, loaded = _choose(recipe, run_dir, resume, overrides, dry_run)
     if dry_run:
-        from delta_cli.cli.doctor import report
-        from delta_cli.recipe import to_toml
-
-        typer.echo(to_toml(loaded))
-        report(loaded, backend, run_model=False)
+        _dry_run(loaded, backend, mode)
     elif loaded.parallel.processes > 1:
         sys.exit(_launch(loaded, recipe, registry.resolve(backend), folder, mode, resume, overrides))
     else:
         sys.exit(_train(loaded, backend, folder, mode, resume, registry.join(registry.resolve(backend))))
+
+
+def _dry_run(loaded: Recipe, backend: str, mode: Mode) -> None:
+    """The recipe and what it needs: for people, as lines of JSON, or only what is wrong."""
+    from json import dumps
+
+    from delta_cli.cli.doctor import report
+    from delta_cli.recipe import to_toml
+
+    if mode == "json":
+        typer.echo(dumps({"event": "recipe", "recipe": loaded.model_dump()}, ensure_ascii=False))
+    elif mode == "auto":
+        typer.echo(to_toml(loaded))
+    report(loaded, backend, run_model=False, json=mode == "json", quiet=mode == "quiet")
 
 
 def _choose(

@@ -17,6 +17,7 @@ from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, Record
+from delta_cli.recipe.mistakes import reason, shown
 
 GENERATED_PROBLEMS = 256  # where no limit is set
 
@@ -62,7 +63,7 @@ class Suite(Record):
         """The suite with other settings; raises UserError where one is out of range. None changes nothing."""
         given = {key: value for key, value in changes.items() if value is not None}
         table = {**self.model_dump(), "settings": {**self.settings.model_dump(), **given}}
-        return _parse(table, f"suite '{self.name}'")
+        return _parse(table, f"suite '{self.name}'", given)
 
 
 def names() -> list[str]:
@@ -83,7 +84,7 @@ def load_suite(name: str) -> Suite:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"suite '{name}' does not exist{hint} (shipped: {', '.join(names())}; or the path of a .toml)")
     try:
-        table = _toml(path.read_text(encoding="utf-8"), name)
+        table = _toml(path.read_text(encoding="utf-8-sig"), name)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a text file ({error}); give the path of a suite") from error
     suite = _parse(table, name)
@@ -130,19 +131,21 @@ def _toml(text: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not valid TOML: {error}") from error
 
 
-def _parse(table: Mapping[str, Any], where: str) -> Suite:
+def _parse(table: Mapping[str, Any], where: str, options: Mapping[str, Any] | None = None) -> Suite:
+    """The suite of a table. A mistake in one of the ``options`` is told of it as it was typed."""
     try:
         suite = Suite.model_validate(table)
         prompts.check(suite.settings.template)
     except ValidationError as error:
-        raise UserError(f"{where}: {_explain(error)}") from error
+        raise UserError(_explain(error, where, options or {})) from error
     except UserError as error:
-        raise UserError(f"{where}: settings.template: {error}") from error
+        typed = "--template" if "template" in (options or {}) else f"{where}: settings.template"
+        raise UserError(f"{typed}: {error}") from error
     return suite
 
 
-def _explain(error: ValidationError) -> str:
-    """The first mistake: key, value, what is allowed."""
+def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> str:
+    """The first mistake: key or option, value, what is allowed."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -150,8 +153,18 @@ def _explain(error: ValidationError) -> str:
         model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
         allowed = list(model.model_fields)
         close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.5)
-        return f"unknown key {key}; " + (f"did you mean {close[0]}?" if close else f"allowed: {', '.join(allowed)}")
-    message = first["msg"].removeprefix("Value error, ")
+        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(allowed)}"
+        return f"{where}: unknown key {key}; {hint}"
+    name = str(first["loc"][-1]) if first["loc"] else ""
+    if name in options:
+        return f"{_option(name)} {options[name]}: {reason(first)}"
+    if options and key == "settings":  # two settings that do not go together
+        typed = " ".join(f"{_option(name)} {value}" for name, value in options.items())
+        return f"{typed}: {reason(first)}"
     if first["type"] in ("missing", "value_error"):
-        return f"{key}: {message}" if key else message
-    return f"{key} = {first['input']!r} is not allowed: {message}"
+        return f"{where}: {key}: {reason(first)}" if key else f"{where}: {reason(first)}"
+    return f"{where}: {key} = {shown(first['input'])} is not allowed: {reason(first)}"
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

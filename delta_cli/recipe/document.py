@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from delta_cli.recipe.loading import walk
+from delta_cli.recipe.keys import walk
 from delta_cli.recipe.models import Recipe
 
 

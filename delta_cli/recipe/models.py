@@ -359,7 +359,7 @@ def _default(name: str) -> Any:
 class Run(Section):
     """The run as a whole."""
 
-    steps: int = key(100, "updates of the rollout policy", "steps", ge=1)
+    steps: int = key(100, "updates of the rollout policy", "steps", ge=1, le=10**7)
     seed: int = key(0, "all randomness is a function of seed, step and purpose", ge=0, lt=2**31)
     threads: int | None = key(
         None, "processor threads of each process; absent: OMP_NUM_THREADS, or the cores it may use", ge=1, le=1024

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from delta_cli.errors import UserError
 from delta_cli.evaluation.suites import Suite, load_suite
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.loading import read_toml
+from delta_cli.recipe.mistakes import reason
 
 SCALES = resources.files("delta_cli.study") / "scales"
 
@@ -98,16 +101,11 @@ def load_study(path: Path, scale: str | None = None, also: Sequence[str] = (), *
     changes in every arm's recipe.
     """
     try:
-        table = _scaled(tomllib.loads(path.read_text(encoding="utf-8")), scale) | changes
+        table = _read(path)
+        table = _scaled(table, scale) | changes
         study = Study.model_validate(table | {"set": [*table.get("set", ()), *also]})
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {message.lower()}") from None
+        raise UserError(_explain(error, path, changes)) from None
     _check_names(study, path)
     for arm in study.arms:
         try:
@@ -119,6 +117,29 @@ def load_study(path: Path, scale: str | None = None, also: Sequence[str] = (), *
     if study.measure is not None:
         study.suite(path.parent)
     return study
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A study's table; raises UserError where the file is a recipe."""
+    table = read_toml(path, "study")
+    if "arms" not in table and ("extends" in table or set(table) & set(Recipe.model_fields)):
+        raise UserError(f"{path}: is a recipe, one run, not a study; train it with: delta train {path}")
+    return table
+
+
+def _explain(error: ValidationError, path: Path, options: Mapping[str, object]) -> str:
+    """The first mistake: the option as it was typed, or the file with its key."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if key in options:
+        return f"--{key} {options[key]}: {reason(first)}"
+    if first["type"] == "extra_forbidden":
+        names = list((Arm if first["loc"][0] == "arms" else Study).model_fields)
+        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
+        return f"{path}: unknown key {key}; " + (
+            f"did you mean {close[0]}?" if close else f"allowed: {', '.join(names)}"
+        )
+    return f"{path}: {key}: {reason(first)}"
 
 
 def _scaled(table: dict[str, Any], scale: str | None) -> dict[str, Any]:

@@ -81,18 +81,18 @@ def test_a_data_file_is_a_suite(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("name = ", "not valid TOML"),
-        ('name = "x"', "benchmarks: Field required"),
+        ('name = "x"', "benchmarks: it is missing"),
         (MINIMAL + 'sorce = "x"', r"unknown key benchmarks.0.sorce; did you mean source\?"),
         (MINIMAL + "[settings]\ntopp = 1", r"unknown key settings.topp; did you mean top_p\?"),
-        (MINIMAL + "[settings]\ntop_p = 2", r"settings.top_p = 2 is not allowed: .* less than or equal to 1"),
+        (MINIMAL + "[settings]\ntop_p = 2", r"settings.top_p = 2 is not allowed: it must be at most 1"),
         (MINIMAL + "[setings]\n", r"unknown key setings; did you mean settings\?"),
         (
             MINIMAL + '[settings]\nverifier = "music"',
-            r"settings.verifier = 'music' is not allowed: .*'math', 'number', 'choice' or 'code'",
+            r"settings.verifier = 'music' is not allowed: choose math, number, choice or code",
         ),
         (MINIMAL + '[settings]\ntemplate = "papr"', "prompt template 'papr'"),
         (MINIMAL + '[[benchmarks]]\nname = "one"\nsource = "x"', "two benchmarks are called 'one'"),
-        ('name = "x"\nbenchmarks = []', "at least 1 item"),
+        ('name = "x"\nbenchmarks = []', "must not be empty"),
     ],
 )
 def test_mistakes_in_a_suite(tmp_path: Path, text: str, message: str) -> None:
@@ -112,7 +112,7 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
 def test_settings_can_be_changed_within_their_range() -> None:
     suite = suites.load_suite("math7")
     assert suite.with_settings(samples=2, top_p=None).settings == EvaluationSettings(samples=2)
-    with pytest.raises(UserError, match=r"suite 'math7': settings.samples = 0 is not allowed"):
+    with pytest.raises(UserError, match="--samples 0: it must be at least 1"):
         suite.with_settings(samples=0)
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from delta_cli.credit import PRESETS
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, load_recipe, parse_recipe, to_toml
-from delta_cli.recipe.loading import differences, walk, with_overrides
+from delta_cli.recipe.keys import walk
+from delta_cli.recipe.loading import differences, with_overrides
 from delta_cli.recipe.models import Update
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -29,16 +30,16 @@ MISTAKES = {
     "updates.learning_rate=1": ["unknown key updates", "did you mean update?"],
     "method.learning_rate=1": ["did you mean update.learning_rate?"],
     "update.learning_rate=fast": ["update.learning_rate = 'fast'", "number"],
-    "update.learning_rate=-1": ["update.learning_rate = -1", "greater than or equal to 0"],
+    "update.learning_rate=-1": ["update.learning_rate = -1", "at least 0"],
     "update.learning_rate=nan": ["update.learning_rate = nan", "finite"],
-    "run.steps=1.5": ["run.steps = 1.5", "integer"],
-    "run.steps=true": ["run.steps = True", "integer"],
-    "method.preset=ppo": ["'ppo'", "'grpo'", "'delta'"],
-    "delta.temperature=hot": ["'hot'", "number", "'lagged'"],
+    "run.steps=1.5": ["run.steps = 1.5", "whole number"],
+    "run.steps=true": ["run.steps = True", "whole number"],
+    "method.preset=ppo": ["'ppo'", "grpo", "delta"],
+    "delta.temperature=hot": ["'hot'", "number", "lagged or first"],
     "delta.temperature=-1": ["[delta]", "-1"],
     "delta.lambda_min=1.5": ["lambda_min <= lambda_max", "1.5"],
     "delta.lambda_min=-0.1": ["delta.lambda_min = -0.1"],
-    "delta.proxy=logits": ["'logits'", "'hidden_exact'"],
+    "delta.proxy=logits": ["'logits'", "hidden_exact"],
     "model.lora.rak=4": ["model.lora.rak", "did you mean model.lora.rank?"],
     "model.lora.targets=[]": ["model.lora.targets"],
     "rollout.prompts=30": ["rollout.prompts = 30", "update.mini_batches = 4", "divisor"],
@@ -46,7 +47,7 @@ MISTAKES = {
     "reward.overlong_buffer=100000": ["reward.overlong_buffer = 100000"],
     "reward.overlong_factor=-1": ["--set reward.overlong_factor=-1: "],
     "method.future_ratio=1": ["method.future_ratio = 1"],
-    "steps=1": ["section.key=value"],
+    "steps=1": ["did you mean --set run.steps=1?"],
     "run.steps": ["section.key=value"],
     "run.steps=1\nseed=2": ["one value at a time"],
 }
@@ -92,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=part) as error:
             load_recipe(broken)
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match=r"is a folder, not a recipe; choose one in it, such as .*broken\.toml"):
         load_recipe(tmp_path)
     (tmp_path / "mine.toml").write_text("")
     with pytest.raises(UserError, match=r"did you mean .*mine\.toml"):

@@ -66,7 +66,7 @@ def test_a_mistake_in_a_study_is_one_line(text: str, part: str, tmp_path: Path) 
 
 def test_keys_of_a_study_can_be_changed_within_their_range() -> None:
     assert load_study(STUDIES[0], seeds=3).seeds == 3
-    with pytest.raises(UserError, match="seeds: input should be greater than or equal to 1"):
+    with pytest.raises(UserError, match="--seeds 0: it must be at least 1"):
         load_study(STUDIES[0], seeds=0)
 
 

@@ -26,7 +26,7 @@ from delta_cli.data.loading import DataSpec
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.recipe.loading import walk
+from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.rewards.spec import RewardSpec
 from delta_cli.training.observer import Observer

@@ -1,0 +1,25 @@
+"""The keys of a recipe as the models have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section model behind an annotation (also ``Section | None``), or None."""
+    candidates = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key as (dotted name, pydantic field), sections in order."""
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is None:
+            yield prefix + name, field
+        else:
+            yield from walk(section, f"{prefix}{name}.")

@@ -1,0 +1,203 @@
+"""What is said about a mistake in a recipe: one line with the place, the value, what is wrong and what to write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from delta_cli.errors import UserError
+from delta_cli.recipe.aliases import PAGE, SHOWN, foreign, known_elsewhere, translated
+from delta_cli.recipe.keys import section_of, walk
+from delta_cli.recipe.models import Recipe
+
+DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+OTHERS = (".yaml", ".yml", ".py", ".sh", ".ipynb")
+FOREIGN = (*DATA, *OTHERS, ".safetensors")
+LONGEST = 60  # characters of a value that are shown
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """The first mistake: place, key, value, what is allowed, the nearest valid name."""
+    errors = error.errors(include_url=False)
+    first, path = errors[0], _path(errors[0]["loc"])
+    name = ".".join(path)
+    others = {_path(other["loc"]) for other in errors} - {path}
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown key {name}{_suggest(path)}{more}"
+    if not name or first["type"] == "value_error":
+        return f"{where}: {f'[{name}] ' if name else ''}{reason(first)}{more}"
+    same = [other for other in errors if _path(other["loc"]) == path]
+    return f"{where}: {name} = {shown(first['input'])} is not allowed: {_reasons(same)}{more}"
+
+
+def reason(error: Mapping[str, Any]) -> str:
+    """What pydantic says of one value, in the words of a recipe."""
+    context, kind = error.get("ctx", {}), error["type"]
+    bounds = {
+        "greater_than_equal": ("at least", "ge"),
+        "greater_than": ("above", "gt"),
+        "less_than_equal": ("at most", "le"),
+        "less_than": ("below", "lt"),
+    }
+    if kind in bounds:
+        word, bound = bounds[kind]
+        return f"it must be {word} {context[bound]:g}"
+    if kind == "literal_error":
+        words = [word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(",")]
+        return f"choose {_either(words)}{_closest(str(error['input']), words)}"
+    if kind in WORDS:
+        return WORDS[kind]
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message if message[1:2].isupper() else message[:1].lower() + message[1:]
+
+
+WORDS = {
+    "int_type": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "int_parsing": "it must be a whole number",
+    "float_type": "it must be a number",
+    "float_parsing": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "bool_type": "it must be true or false",
+    "bool_parsing": "it must be true or false",
+    "string_type": "it must be text, in quotes",
+    "string_too_short": "it must not be empty",
+    "too_short": "it must not be empty",
+    "tuple_type": "it must be a list, [a, b]",
+    "list_type": "it must be a list, [a, b]",
+    "dict_type": "it must be a section, [name] with keys",
+    "model_type": "it must be a section, [name] with keys",
+    "missing": "it is missing",
+}
+
+
+def shown(value: Any) -> str:
+    """A value as it is quoted, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}…{text[-10:]} ({len(text):,} characters)"
+
+
+def _reasons(errors: Sequence[Mapping[str, Any]]) -> str:
+    found = list(dict.fromkeys(reason(error) for error in errors))
+    return " or ".join([found[0], *(other.removeprefix("it must be ") for other in found[1:])])
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _closest(value: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _path(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    return tuple(str(part) for part in location if not _is_variant(part))
+
+
+def _is_variant(part: int | str) -> bool:
+    """Whether a location is pydantic's name for a member of a union rather than a key."""
+    return (
+        not isinstance(part, str)
+        or part in ("float", "int", "str")
+        or part.startswith(("literal[", "function-", "tuple["))
+    )
+
+
+def _suggest(path: tuple[str, ...]) -> str:
+    """What an unknown key should be: the key of that name elsewhere, another trainer's, or the closest."""
+    model: type[BaseModel] | None = Recipe
+    for part in path[:-1]:
+        model = section_of(model.model_fields[part].annotation) if model and part in model.model_fields else None
+    if model is None:
+        return ""
+    if hint := meant(path[-1]):
+        return hint
+    names = list(model.model_fields)
+    section = ".".join(path[:-1])
+    if close := difflib.get_close_matches(path[-1], names, n=1, cutoff=0.5):
+        return f"; did you mean {'.'.join([*path[:-1], close[0]])}?"
+    return f"; allowed {f'in [{section}]' if section else 'sections'}: {', '.join(names)}"
+
+
+def meant(name: str) -> str:
+    """A hint at the key that a bare name stands for, here or in another trainer; empty where there is none."""
+    same = [key for key, _ in walk(Recipe) if key.split(".")[-1] == name]
+    if same:
+        return f"; did you mean {_either(same[:SHOWN])}?"
+    alias = known_elsewhere(name)
+    return f"; {translated(alias)}" if alias else ""
+
+
+def setting(name: str) -> str | None:
+    """The key that a bare name stands for: here, in another trainer, or nearly; None where there is none."""
+    keys = [key for key, _ in walk(Recipe)]
+    if same := [key for key in keys if key.split(".")[-1] == name]:
+        return same[0]
+    alias = known_elsewhere(name)
+    if alias is not None and alias.ours:
+        return alias.ours
+    close = difflib.get_close_matches(name, [key.split(".")[-1] for key in keys], n=1, cutoff=0.6)
+    return next((key for key in keys if close and key.split(".")[-1] == close[0]), None)
+
+
+def not_an_override(text: str) -> str:
+    """What is wrong with ``--set text`` that names no section, and what to type."""
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if "." not in name and name in Recipe.model_fields:
+        keys = [key for key, _ in walk(Recipe) if key.startswith(f"{name}.")]
+        return f"--set {text}: {name} is a section; its keys are {', '.join(keys[:SHOWN])}, …: delta recipe keys {name}"
+    if equals and "." not in name and (key := setting(name)):
+        return f"--set {text}: a key is written with its section; did you mean --set {key}={value}?"
+    return f"--set {text}: write section.key=value, e.g. --set update.learning_rate=1e-5"
+
+
+def from_elsewhere(table: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError where a TOML file is a study, or another trainer's recipe."""
+    if "arms" in table:
+        raise UserError(f"{path}: is a study, a grid of runs, not a recipe; run it with: delta study {path}")
+    found = foreign(table, set(Recipe.model_fields))
+    if len(found) > 1:
+        listed = "; ".join(map(translated, found[:SHOWN]))
+        raise UserError(f"{path}: has keys of another trainer: {listed}. {PAGE} has the rest")
+
+
+def not_toml(path: Path, error: Exception | None = None, what: str = "recipe") -> UserError:
+    """What a path that is no recipe (or study) is instead, and what to do with it."""
+    if path.is_dir():
+        return UserError(f"{path}: is a folder, not a {what}; {_folder(path)}")
+    name = path.name.lower()
+    if name.endswith(DATA):
+        return UserError(f"{path}: is a data file, not a {what}; make a recipe for it with: delta init --data {path}")
+    if name.endswith(OTHERS):
+        return UserError(f"{path}: a {what} is TOML; {PAGE} has what keys of other trainers are called here")
+    if name.endswith(".safetensors"):
+        return UserError(f"{path}: is a model's weights, not a {what}; name its folder in model.path of a recipe")
+    return UserError(
+        f"{path}: not valid TOML: {error or 'nested too deeply'}; `delta recipe show` prints one to look at"
+    )
+
+
+def _folder(path: Path) -> str:
+    if (path / "recipe.toml").is_file():
+        return f"to go on with this run: delta train --resume --run-dir {path}"
+    if (path / "config.json").is_file():
+        return f"for a recipe with this model: delta init --data FILE --model {path}"
+    recipes = sorted(file.name for file in path.glob("*.toml"))
+    if recipes:
+        return f"choose one in it, such as {path / recipes[0]}"
+    return "name a .toml file; make one with: delta init"
+
+
+def nearby(path: Path) -> str:
+    """A hint at a recipe with a similar name."""
+    folder = path.parent if path.parent.is_dir() else Path("recipes")
+    names = {str(p): p.stem for p in folder.glob("*.toml")} if folder.is_dir() else {}
+    close = difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.5)
+    return next((f"; did you mean {p}?" for p, stem in names.items() if close and stem == close[0]), "")

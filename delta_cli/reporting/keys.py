@@ -1,0 +1,84 @@
+"""The keys of a recipe as lines of text: a list of them, and all that is known of one."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from itertools import groupby
+
+from delta_cli.errors import UserError
+from delta_cli.recipe import key_reference
+from delta_cli.recipe.aliases import TRAINERS
+from delta_cli.recipe.document import KeyReference
+from delta_cli.recipe.keys import section_of
+from delta_cli.recipe.mistakes import setting
+from delta_cli.recipe.models import Recipe
+
+INDENT = "    "
+
+
+def key_lines(prefix: str, width: int) -> Iterator[str]:
+    """The keys that begin with ``prefix`` by section, names whole; raises UserError where there are none."""
+    found = [key for key in key_reference() if key.name == prefix or key.name.startswith(prefix)]
+    if not found:
+        sections = ", ".join(Recipe.model_fields)
+        close = setting(prefix.rpartition(".")[2])
+        hint = f"did you mean {close}?" if close else f"the sections are {sections}"
+        raise UserError(f"no key begins with '{prefix}'; {hint}")
+    for number, (section, keys) in enumerate(groupby(found, lambda key: key.name.rpartition(".")[0])):
+        if number:
+            yield ""
+        yield from _wrapped(f"[{section}] {purpose(section)}", width)
+        for key in keys:
+            yield from _wrapped(_head(key), width, INDENT, 3 * INDENT)
+            yield from _wrapped(key.description, width, 2 * INDENT, 2 * INDENT)
+
+
+def explained(name: str, width: int) -> Iterator[str]:
+    """All that is known of one key, by its name, its last part, or what another trainer calls it."""
+    by_name = {key.name: key for key in key_reference()}
+    key = by_name.get(name) or by_name.get(setting(name.rpartition(".")[2]) or "")
+    if key is None:
+        raise UserError(f"no key is called '{name}'; delta recipe keys lists all")
+    section = key.name.rpartition(".")[0]
+    yield from _wrapped(_head(key), width)
+    yield from _wrapped(key.description + (f", in {key.unit}" if key.unit else "") + ".", width)
+    yield from _wrapped(f"It belongs to [{section}]: {purpose(section)}", width)
+    elsewhere = [
+        f"{trainer}: {alias.theirs}" + (f" ({alias.note})" if alias.note else "")
+        for trainer, aliases in TRAINERS.items()
+        for alias in aliases
+        if alias.ours == key.name
+    ]
+    for line in elsewhere:
+        yield from _wrapped(f"in {line}", width)
+    yield from _wrapped(f"to change it: --set {key.name}={key.default or 'VALUE'}", width)
+
+
+def purpose(section: str) -> str:
+    """What a section is about, in a sentence."""
+    model = Recipe
+    for part in section.split("."):
+        inner = section_of(model.model_fields[part].annotation)
+        assert inner is not None
+        model = inner  # type: ignore[assignment]  # any section
+    return (model.__doc__ or "").strip().partition("\n")[0]
+
+
+def _head(key: KeyReference) -> str:
+    """Name, default, type and range."""
+    default = f" = {key.default}" if key.default else ""
+    allowed = ": ".join(part for part in (key.type, key.allowed) if part)
+    return f"{key.name}{default}  ({allowed}{', ' + key.unit if key.unit else ''})"
+
+
+def _wrapped(text: str, width: int, first: str = "", later: str = INDENT) -> list[str]:
+    """The text in lines of at most ``width``, where its words allow; names are never cut."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,191 @@
+"""Wrong input of every kind: one line that names what was typed, what is wrong and what to type."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from delta_cli.assets import model_path
+from delta_cli.errors import LONGEST, UserError
+from delta_cli.recipe import load_recipe
+
+from .test_commands import FOLDER, run
+
+STUDY, RECIPE = str(FOLDER / "study_quickstart.toml"), str(FOLDER / "quickstart.toml")
+LONG = "x" * 100_000
+TRL = "num_generations = 8\nbeta = 0.04\nmax_completion_length = 256\nuse_vllm = true\nmax_steps = 10\n"
+VERL = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 8\n[trainer]\ntotal_training_steps = 5\n"
+ARITHMETIC = ("eval", "tiny-base", "--suite", "arithmetic")
+
+# Files that are there; the names of folders end in a slash.
+FILES = {
+    "data.jsonl": '{"question": "1+1=?", "answer": "2"}\n',
+    "config.yaml": "run:\n  steps: 3\n",
+    "broken.toml": "[run\nsteps = 1\n",
+    "trl.toml": TRL,
+    "verl.toml": VERL,
+    "long.toml": f'[model]\npath = "{LONG}"\n',
+    "odd.toml": "[rollout]\nprompts = 6\n[update]\nmini_batches = 3\n",
+    "mine.toml": "[run]\nsteps = 4\n",
+    "study.toml": 'name = "s"\nrecipe = "mine.toml"\narm = 3\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"\n',
+    "weights.safetensors": "",
+    "folder/": "",
+}
+
+# What is typed, and what the message must say: what was typed, what is wrong, what to type.
+WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    # a path that is not what the command takes
+    (("train", "absent.toml"), ("absent.toml", "no such file")),
+    (("train", "mien.toml"), ("mien.toml", "did you mean mine.toml?")),
+    (("train", STUDY), ("is a study", f"delta study {STUDY}")),
+    (("study", RECIPE), ("is a recipe", f"delta train {RECIPE}")),
+    (("study", "absent.toml"), ("absent.toml", "no such file")),
+    (("study", "study.toml"), ("study.toml", "unknown key arm", "did you mean arms?")),
+    (("train", "data.jsonl"), ("data.jsonl", "is a data file", "delta init --data data.jsonl")),
+    (("study", "data.jsonl"), ("is a data file, not a study", "delta init --data data.jsonl")),
+    (("train", "model"), ("model", "is a folder, not a recipe", "delta init --data FILE --model model")),
+    (("train", "folder"), ("folder", "is a folder, not a recipe", "delta init")),
+    (("train", "."), ("is a folder, not a recipe", "choose one in it, such as broken.toml")),
+    (("train", "weights.safetensors"), ("a model's weights", "model.path")),
+    (("train", "config.yaml"), ("config.yaml", "TOML", "docs/coming_from.md")),
+    (("train", "broken.toml"), ("broken.toml", "not valid TOML", "line 1", "delta recipe show")),
+    (("train", "trl.toml"), ("keys of another trainer", "num_generations is rollout.responses here", "coming_from")),
+    (("train", "verl.toml"), ("keys of another trainer", "actor_rollout_ref.rollout.n is rollout.responses here")),
+    (("eval", "absent", "--suite", "arithmetic"), ("absent",)),
+    (("eval", "tiny-base", "--data", "dat.jsonl"), ("dat.jsonl", "no such file", "did you mean data.jsonl?")),
+    (("compare", "a", "b"), ("a: no such file or folder", "delta eval")),
+    (("compare", "folder", "folder"), ("folder", "holds no evaluation", "delta eval folder")),
+    (("inspect", "folder"), ("folder", "holds no run", "delta train")),
+    (("report", "folder"), ("folder", "holds no run", "delta train")),
+    (("export", "folder", "out"), ("folder", "holds no run", "delta train")),
+    (("parity", "absent.jsonl.gz", "--backends", "fake,fake"), ("absent.jsonl.gz", "no such file")),
+    (("runs", "folder"), ("folder", "holds no run", "delta runs DIR")),
+    (("init", "--data", "data.jsonl", "--model", "tiny-base", "--question", "q"), ("--question q", "question, answer")),
+    # an override
+    (("train", "--set", "prompts=4"), ("--set prompts=4", "did you mean --set rollout.prompts=4?")),
+    (("train", "--set", "num_generations=4"), ("did you mean --set rollout.responses=4?",)),
+    (("train", "--set", "learning_rat=4"), ("did you mean --set update.learning_rate=4?",)),
+    (("train", "--set", "rollout=4"), ("--set rollout=4", "is a section", "rollout.prompts")),
+    (("train", "--set", "run.steps"), ("--set run.steps", "section.key=value")),
+    (("train", "--set", "update.beta=1"), ("unknown key update.beta", "update.kl_coefficient")),
+    (("train", "--set", "update.learning_rat=1"), ("did you mean update.learning_rate?",)),
+    (("train", "--set", "method.preset=drgrpo"), ("'drgrpo'", "choose reinforce", "did you mean dr_grpo?")),
+    (("train", "--set", "run.steps=99999999999"), ("--set run.steps=99999999999", "at most 1e+07")),
+    (("train", "--set", "update.learning_rate=fast"), ("'fast'", "it must be a number")),
+    (("train", "--set", "run.steps=1.5"), ("1.5", "a whole number")),
+    (("train", "--set", "rollout.prompts=7"), ("--set rollout.prompts=7: ", "mini_batches = 4", "choose a divisor")),
+    (("train", "odd.toml", "--set", "rollout.prompts=8"), ("--set rollout.prompts=8: ", "mini_batches = 3")),
+    (("train", "--set", f"model.path={LONG}"), ("xxx", "give a shorter one")),
+    (("train", "--set", f"method.preset={LONG}"), ("--set method.preset=xxx", "or delta")),
+    (("train", "long.toml", "--dry-run"), ("xxx",)),
+    (("train", "--backend", "tpu"), ("'tpu'", "cpu, cuda, mlx, fake")),
+    (("train", "--set", "data.template=foo"), ("'foo'", "paper", "{question}")),
+    # options
+    (("train", "--steps", "5"), ("--steps", "--set run.steps=VALUE")),
+    (("train", "--num-generations", "5"), ("--num-generations", "--set rollout.responses=VALUE")),
+    (("train", "--processes", "0"), ("--processes 0", "at least 1")),
+    (("train", "--resum"), ("--resum", "did you mean --resume?")),
+    (("trian",), ("'trian'", "did you mean train?")),
+    (("eval",), ("MODEL_OR_RUN", "delta eval --help")),
+    ((*ARITHMETIC, "--top-p", "3"), ("--top-p 3", "at most 1")),
+    ((*ARITHMETIC, "--temperature", "-1"), ("--temperature -1", "at least 0")),
+    ((*ARITHMETIC, "--samples", "0"), ("--samples 0", "at least 1")),
+    ((*ARITHMETIC, "--samples", "two"), ("--samples two", "a whole number")),
+    ((*ARITHMETIC, "--temperature", "0", "--samples", "2"), ("--samples 2", "--temperature 0", "samples = 1")),
+    ((*ARITHMETIC, "--template", "foo"), ("--template", "'foo'", "paper")),
+    (("eval", "tiny-base", "--suite", "math8"), ("math8", "did you mean math7?")),
+    (("eval", "tiny-base"), ("tiny-base", "--data FILE", "--suite")),
+    (("eval", "tiny-base", "--checkpoint", "3", "--suite", "arithmetic"), ("--checkpoint 3", "is a model, not a run")),
+    (("inspect", "folder", "--format", "pdf"), ("--format pdf", "choose one of 'text', 'html', 'json'")),
+    (("study", STUDY, "--seeds", "0"), ("--seeds 0", "at least 1")),
+    (("study", STUDY, "--scale", "huge"), ("--scale huge", "tiny")),
+    (("doctor", "--gpu", "h1000"), ("--gpu h1000", "did you mean h100?")),
+    (("doctor", "--processes", "2"), ("--processes", "--gpu h100")),
+    (("recipe", "keys", "optimizer"), ("'optimizer'", "update")),
+    (("recipe", "explain", "foo"), ("'foo'", "delta recipe keys")),
+    (("parity", "folder", "--backends", "fake"), ("--backends fake", "two")),
+    (("train", "--resume", "--run-dir", "folder"), ("folder", "holds no run to resume")),
+    (("train", "--resume"), ("no run to resume", "--run-dir")),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("wrong")
+    for name, text in FILES.items():
+        (made / name).mkdir() if name.endswith("/") else (made / name).write_text(text)
+    shutil.copytree(model_path("tiny-base"), made / "model")
+    return made
+
+
+def test_there_are_more_than_fifty() -> None:
+    assert len(WRONG) >= 50
+
+
+@pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value)[:60])
+def test_a_mistake_is_one_line_that_helps(
+    arguments: tuple[str, ...],
+    parts: tuple[str, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("delta_cli.training.trainer.Trainer.run", _not_reached)
+    backend = ("--backend", "fake") if arguments[0] in ("train", "eval") and "--backend" not in arguments else ()
+    assert run(monkeypatch, *arguments, *backend) == 2
+    printed = capsys.readouterr()
+    message = printed.err
+    assert message.startswith("delta: ")
+    assert message.count("\n") == 1
+    assert len(message) <= 500
+    for part in parts:
+        assert part in message, message
+
+
+def _not_reached(*_: object) -> None:
+    raise AssertionError("the mistake was not seen: training began")
+
+
+def test_nothing_long_is_echoed() -> None:
+    text = str(UserError("a file: " + "long " * 10**6 + " fix it"))
+    assert len(text) <= LONGEST
+    assert text.startswith("a file: long")
+    assert len(str(UserError(f"{LONG}: fix it"))) < 250
+    assert str(UserError(f"{LONG}: fix it")).endswith("fix it")
+
+
+def test_an_override_is_blamed_only_for_its_own_mistakes(tmp_path: Path) -> None:
+    """The file where it is wrong by itself; the one override without which all is well; else all of them."""
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[rollout]\nprompts = 7\n")
+    for overrides, blamed in (
+        (["run.steps=3"], str(wrong)),
+        (["run.steps=0"], "--set run.steps=0"),
+    ):
+        with pytest.raises(UserError) as error:
+            load_recipe(wrong, overrides)
+        assert str(error.value).startswith(f"{blamed}: ")
+    with pytest.raises(UserError) as error:
+        load_recipe(None, ["run.steps=3", "rollout.prompts=6", "run.seed=1"])
+    assert str(error.value).startswith("--set rollout.prompts=6: ")
+    assert load_recipe(wrong, ["update.mini_batches=7"]).rollout.prompts == 7
+
+
+def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "bom.toml"
+    file.write_bytes(b"\xef\xbb\xbf[run]\nsteps = 3\n")
+    assert load_recipe(file).run.steps == 3
+
+
+def test_a_dry_run_prints_as_it_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "train", "--dry-run", "--json", "--backend", "fake") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["event"] for line in lines} == {"recipe", "finding"}
+    assert lines[0]["recipe"]["run"]["steps"] == 60
+    assert run(monkeypatch, "train", "--dry-run", "--quiet", "--backend", "fake") == 0
+    assert capsys.readouterr().out == ""
