@@ -34,7 +34,7 @@ def doctor(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --gpu: what draws, local or vllm; without it, the recipe's."),
+        typer.Option(metavar="NAME", help="With --gpu: local or vllm; without it, the recipe's."),
     ] = None,
     mean_tokens: Annotated[int | None, typer.Option(metavar="N", help="With --gpu: mean length of a response.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,

@@ -50,9 +50,11 @@ def study(
     where it stopped.
     """
     from filelock import FileLock, Timeout
+    from rich.console import Console
 
     from delta_cli.study.grid import Grid
     from delta_cli.study.plan import load_study
+    from delta_cli.study.watch import StudyWatch
     from delta_cli.training.run_folder import writing
 
     given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
@@ -64,7 +66,9 @@ def study(
         with FileLock(folder / ".lock", timeout=0):
             if not summary:
                 signal.signal(signal.SIGTERM, _terminate)
-                Grid(loaded, plan.parent, folder, typer.echo).run()
+                with StudyWatch(Console()) as watch:
+                    watch.grid = Grid(loaded, plan.parent, folder, watch.line)
+                    watch.grid.run()
             _sum_up(loaded, plan.parent, folder)
     except Terminated:
         typer.echo(f"stopped; go on with: delta study {plan}{f' --scale {scale}' if scale else ''}", err=True)

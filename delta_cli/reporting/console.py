@@ -12,7 +12,7 @@ from rich.console import Console
 
 from delta_cli.reporting.live import LiveObserver
 from delta_cli.reporting.pace import Pace
-from delta_cli.reporting.text import duration, evaluation_line, number, percent, visible
+from delta_cli.reporting.text import count, duration, evaluation_line, number, percent, visible
 from delta_cli.training.observer import Example, Notice, Observer, Record
 
 Mode = Literal["auto", "live", "plain", "quiet", "json"]
@@ -57,7 +57,8 @@ class PlainObserver(Observer):
         """Where the run is written and how long it is."""
         self._pace.begin(steps, first)
         going = f", going on after step {first}" if first else ""
-        self._print(f"{visible(title)}: {steps} steps{going}{machine and f' on {machine}'}")
+        where = f" on {machine}" if machine else ""
+        self._print(f"{visible(title)}: {count(steps, 'step')}{going}{where}")
 
     def step(self, record: Record, examples: list[Example]) -> None:
         """The step's numbers in one line."""

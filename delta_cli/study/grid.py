@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import to_toml
+from delta_cli.reporting.text import duration, percent
 from delta_cli.study.plan import Arm, Measure, Study
 from delta_cli.training import checkpoint, exported
 from delta_cli.training.run_folder import RunFolder, read_lines
@@ -71,6 +73,20 @@ def cells(study: Study, out: Path) -> Iterator[Cell]:
             yield Cell(arm, seed, root / "runs" / f"{arm.name}-seed{seed}")
 
 
+@dataclass(frozen=True)
+class Going:
+    """A run under way."""
+
+    cell: Cell
+    steps: int
+    started: float  # monotonic seconds
+
+    def step(self) -> int:
+        """The steps that it has done so far."""
+        metrics = RunFolder(self.cell.folder).metrics
+        return max((record["step"] for record in read_lines(metrics)), default=0) if metrics.exists() else 0
+
+
 @dataclass
 class Grid:
     """The runs of a study, in processes that end with it."""
@@ -80,6 +96,9 @@ class Grid:
     out: Path
     report: Report
     stopped: threading.Event = field(default_factory=threading.Event)
+    going: dict[str, Going] = field(default_factory=dict)  # runs under way, by name
+    times: list[float] = field(default_factory=list)  # seconds of each run that this call has finished
+    ahead: int = 0  # runs that this call has yet to finish
     processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self) -> None:
@@ -89,6 +108,9 @@ class Grid:
         ends this, Ctrl-C or another signal, reaches the runs: those going on save and stop, and no other begins.
         """
         everything = list(cells(self.study, self.out))
+        finished = [cell for cell in everything if self._complete(cell)]
+        self.ahead = len(everything) - len(finished)
+        self.report(self._found(everything, finished))
         failed: list[Cell] = []
         with ThreadPoolExecutor(self.study.jobs) as pool:
             running = {pool.submit(self._run, cell): cell for cell in everything}
@@ -97,8 +119,7 @@ class Grid:
                     cell = running[future]
                     if not future.result():
                         failed.append(cell)
-                    state = "failed" if cell in failed else "done"
-                    self.report(f"{done}/{len(everything)}  {cell.folder.name}  {state}")
+                    self.report(f"{done}/{len(everything)}  {self._ended(cell, cell in failed, cell in finished)}")
             except BaseException as error:
                 self.stopped.set()
                 if not isinstance(error, KeyboardInterrupt):  # a terminal's Ctrl-C has reached the runs already
@@ -110,7 +131,65 @@ class Grid:
             log = _log(failed[0])
             raise UserError(f"{len(failed)} of {len(everything)} runs failed; read {log}, then call again to go on")
 
+    def left(self) -> float | None:
+        """Seconds to the end at the pace of the runs that this call has finished; None before the first."""
+        if not self.times or not self.ahead:
+            return None
+        waiting = max(self.ahead - len(self.going), 0) * sum(self.times) / len(self.times) / self.study.jobs
+        mean, now = sum(self.times) / len(self.times), time.monotonic()
+        return waiting + max((max(mean - (now - run.started), 0.0) for run in list(self.going.values())), default=0.0)
+
+    def _found(self, everything: Sequence[Cell], finished: Sequence[Cell]) -> str:
+        """What an earlier call has left: runs finished, begun and still to begin; and where logs are."""
+        begun = sum((cell.folder / "recipe.toml").exists() for cell in everything if cell not in finished)
+        parts = [
+            f"{len(finished)} finished" * bool(finished),
+            f"{begun} to go on with" * bool(begun),
+            f"{self.ahead - begun} to begin" * (self.ahead > begun),
+        ]
+        states = ", ".join(part for part in parts if part)
+        logs = _log(everything[0]).parent / "*.log"
+        return f"{self.out}: {len(everything)} runs, {self.study.jobs} at a time: {states}; logs: {logs}"
+
+    def _complete(self, cell: Cell) -> bool:
+        """Whether nothing is left to do for a run."""
+        if not cell.finished(self.study.recipe_of(cell.arm, cell.seed, self.plan_folder).run.steps):
+            return False
+        return self.study.measure is None or cell.evaluation(self.study, self.plan_folder) is not None
+
+    def _ended(self, cell: Cell, failed: bool, before: bool) -> str:
+        """What became of a run: how it ended, how long it took, and how long the rest will take."""
+        name = cell.folder.name
+        if failed:
+            return f"{name}  failed; log: {_log(cell)}"
+        if before:
+            return f"{name}  was done"
+        accuracy = ""
+        if (file := RunFolder(cell.folder).evaluations).exists():
+            accuracy = "".join(
+                f"  accuracy {percent(record.get('accuracy'))}" for record in list(read_lines(file))[-1:]
+            )
+        left = self.left()
+        rest = "" if left is None else f"  left {duration(left)}"
+        return f"{name}  done  {duration(self.times[-1]) if self.times else ''}{accuracy}{rest}"
+
     def _run(self, cell: Cell) -> bool:
+        """One run to its end and its measurement; whether it got there. Keeps the books on it."""
+        if self._complete(cell):
+            return True
+        started = time.monotonic()
+        steps = self.study.recipe_of(cell.arm, cell.seed, self.plan_folder).run.steps
+        self.going[cell.folder.name] = Going(cell, steps, started)
+        try:
+            good = self._run_and_measure(cell)
+        finally:
+            self.going.pop(cell.folder.name, None)
+            self.ahead -= 1
+        if good:
+            self.times.append(time.monotonic() - started)
+        return good
+
+    def _run_and_measure(self, cell: Cell) -> bool:
         """One run to its end and its measurement; whether it got there."""
         study = self.study
         recipe = study.recipe_of(cell.arm, cell.seed, self.plan_folder)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from delta_cli.evaluation.results import Evaluation
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
+from delta_cli.reporting.text import count
 from delta_cli.study.grid import cells
 from delta_cli.study.plan import Study
 from delta_cli.study.summary import Interval, over_seeds
@@ -123,11 +124,7 @@ def _caption(study: Study, rows: Sequence[MeasuredArm]) -> str:
     tests = f"p: one-sided Mann-Whitney U over {ranked} that {study.reference} is higher"
     pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against not in (None, arm.name)]
     others = f"; but {', '.join(pairs)}" if pairs else ""
-    return f"percent, {study.measure.checkpoint} checkpoint, {_count(seeds, 'seed')}{spread}; {tests}{others}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"percent, {study.measure.checkpoint} checkpoint, {count(seeds, 'seed')}{spread}; {tests}{others}"
 
 
 def _cell(value: Interval) -> str:

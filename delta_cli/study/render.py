@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from delta_cli.reporting.text import count
 from delta_cli.study.plan import Study
 from delta_cli.study.summary import ArmSummary, Interval, Outcome
 
@@ -61,7 +62,7 @@ def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
     test = f"p: one-sided Mann-Whitney U that {study.reference} is higher"
     pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against not in (None, arm.name)]
     others = f"; but {', '.join(pairs)}" if pairs else ""
-    return f"{seeds} seeds; mean [95 % interval, Student's t]; {test}{others}"
+    return f"{count(seeds, 'seed')}; mean [95 % interval, Student's t]; {test}{others}"
 
 
 def _percent(value: Interval) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from delta_cli.data import tasks
@@ -18,6 +20,7 @@ from delta_cli.study import grid
 from delta_cli.study.plan import Study, load_study
 from delta_cli.study.render import table
 from delta_cli.study.summary import Outcome, as_json, outcomes, over_seeds, steps_to, summarise
+from delta_cli.study.watch import StudyWatch
 from delta_cli.training.run_folder import RunFolder
 
 STUDIES = sorted((Path(__file__).parents[2] / "recipes").glob("study_*.toml"))
@@ -188,3 +191,45 @@ def test_the_first_wrong_token_is_where_the_derivation_is_left() -> None:
     place = right.index("=") + 1
     wrong = right[:place] + str((int(right[place]) + 1) % 10) + right[place + 1 :]
     assert tasks.first_error(problem, wrong, spec) == place
+
+
+def test_a_study_says_what_it_found_what_becomes_of_runs_and_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
+    study = plan(seeds=2, jobs=1)
+    first, second, *_ = grid.cells(study, tmp_path / "out")
+    write_run(first.folder, [0.5, 0.6], 0.6)
+    second.folder.mkdir(parents=True)
+    (second.folder / "recipe.toml").write_text("")
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=60)
+    watch = StudyWatch(console)
+    seen: list[str] = []
+
+    def fake_call(arguments: list[str], *_: object) -> int:
+        folder = Path(arguments[arguments.index("--run-dir") + 1])
+        shutil.rmtree(folder, ignore_errors=True)
+        write_run(folder, [0.5], 0.6)  # half way
+        picture = Console(file=io.StringIO(), color_system=None, width=60)
+        picture.print(watch.picture())
+        seen.append(picture.file.getvalue())  # type: ignore[attr-defined]
+        shutil.rmtree(folder)
+        time.sleep(0.05)
+        write_run(folder, [0.5, 0.6], 0.625)
+        return 0
+
+    monkeypatch.setattr(grid, "call", fake_call)
+    heard: list[str] = []
+    watch.grid = grid.Grid(study, tmp_path, tmp_path / "out", heard.append)
+    watch.grid.run()
+    assert "4 runs, 1 at a time: 1 finished, 1 to go on with, 2 to begin" in heard[0]
+    assert heard[0].endswith("logs: " + str(tmp_path / "out/runs/*.log"))
+    ended = [line for line in heard if line[:2] in ("1/", "2/", "3/", "4/")]
+    assert sum("was done" in line for line in ended) == 1
+    assert sum("accuracy 62.5%" in line for line in ended) == 3
+    assert sum("left 0:0" in line for line in ended) == 2  # after the last nothing is left
+    assert "1/2" in seen[0]  # step of steps
+    assert "3 of the study's runs to finish" in seen[0]
+    assert "left" not in seen[0]  # no pace is known yet
+    assert "left" in seen[1]
+    assert max(len(line) for text in seen for line in text.splitlines()) <= 60
