@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart real test test-vllm quick fuzz models lint format clean
+.PHONY: quickstart real test test-vllm quick fuzz models lint docs format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
@@ -51,6 +51,11 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documents as a site in build/site, with search and every link checked.
+docs: .venv/docs
+	$(BIN)/python docs/site.py build/documents
+	$(BIN)/zensical build --strict --clean
+
 format: .venv/test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -69,6 +74,11 @@ format: .venv/test
 .venv/test: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[torch,mlx,trl,dev]'
+	touch $@
+
+.venv/docs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 clean:

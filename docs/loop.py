@@ -1,0 +1,116 @@
+#!/usr/bin/env python
+"""The whole of DelTA's loop over the verbs of a backend, to be read top to bottom: ``python docs/loop.py --steps 20``.
+
+It draws responses to sums, rewards them, decides which token deserves how much credit, and updates the model: what
+``delta train`` does on one process, without checkpoints, held-out problems, graders in processes of their own, or
+anything that can go wrong. A test holds its update against the trainer's, number by number.
+
+Letters, as in docs/method.md: G prompts, R responses, N response tokens in all, H the model's hidden size.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from backends import registry
+from backends.interface import (
+    BackendSettings,
+    Learner,
+    OptimizerSettings,
+    Proxy,
+    RolloutRequest,
+    Sampling,
+    Sequences,
+    starts_of,
+    token_index,
+)
+from delta_cli.assets import model_path
+from delta_cli.credit import MiniBatch, Surrogate, group_advantages, method, token_coefficients
+from delta_cli.data import tasks
+from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.rewards.mathematics import math_reward
+
+PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # G a step, responses to each, tokens of the longest
+MINI_BATCHES = 4  # updates on each batch
+LEARNING_RATE = 5e-4  # for a model this small; 1e-6 is usual for large ones
+OPTIMIZER = OptimizerSettings(beta2=0.95, weight_decay=0.0)
+
+
+def draw(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem], seed: int) -> Sequences:
+    """Responses to each problem, prompt-major: the first R/G rows answer the first problem."""
+    prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)  # G
+    sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=tokenizer.eos_ids, samples=RESPONSES, seed=seed)
+    drawn = learner.rollout(RolloutRequest(prompts, sampling))
+    # The ids as they were sampled, never text that is tokenised again.
+    return Sequences(tuple(prompt for prompt in prompts for _ in range(RESPONSES)), drawn.tokens, drawn.starts)
+
+
+def rewards_of(sequences: Sequences, tokenizer: Tokenizer, problems: list[tasks.Problem]) -> np.ndarray:
+    """1 for a right answer in the last box, else 0: [R]."""
+    texts = [tokenizer.decode(sequences.response(row)) for row in range(len(sequences))]
+    golds = [str(problem.answer) for problem in problems for _ in range(RESPONSES)]
+    return np.array([math_reward(text, gold) for text, gold in zip(texts, golds, strict=True)])
+
+
+def update(learner: Learner, sequences: Sequences, rewards: np.ndarray, groups: np.ndarray) -> list[float]:
+    """The updates of one batch; ``groups`` [R] says which prompt each response answers. Norms of the gradients."""
+    delta = method("delta")
+    # How much better each response did than the others to the same prompt, in their standard deviations.
+    advantages = group_advantages(rewards, groups, delta.advantage)  # [R]
+    # One forward: log-probabilities [N], and the token-gradient proxies v [N, H], which stay on the device.
+    scores = learner.score(sequences, Proxy())
+    assert scores.features is not None
+    # Which token is typical of its own side, right or wrong: two reductions over v, no further forward.
+    credit = token_coefficients(scores.features, advantages, sequences.starts)  # weights [N], mean 1
+    scores.features.close()
+
+    norms = []
+    for part in np.array_split(np.unique(groups), MINI_BATCHES):  # whole prompts
+        rows = np.flatnonzero(np.isin(groups, part))
+        tokens = token_index(sequences.starts, rows)  # theirs, among the N
+        objective = Surrogate(
+            delta,
+            MiniBatch(
+                logp_old=np.asarray(scores.logprobs, np.float64)[tokens],
+                advantages=advantages[rows],
+                starts=starts_of(sequences.lengths[rows]),
+                weights=credit.weights[tokens],
+            ),
+        )
+        if not objective.has_gradient:  # all right or all wrong in every group: nothing to learn
+            continue
+        # The learner asks the objective for dloss/dlogp, plain numpy, and back-propagates that.
+        learner.accumulate(sequences.select(rows), objective)
+        norms.append(learner.step(LEARNING_RATE, objective.scale))
+    return norms
+
+
+def main(steps: int, backend: str) -> list[float]:
+    """Train the model that ships with the package; the accuracy of each step."""
+    model = model_path("tiny-base")
+    tokenizer = Tokenizer.load(model)
+    learner = registry.create(backend, BackendSettings(model=model, optimizer=OPTIMIZER))
+    problems = tasks.problems(tasks.TaskSpec(), 5000, seed=0, split="train")
+    rng = np.random.default_rng(0)
+    accuracies = []
+    for step in range(steps):
+        asked = [problems[index] for index in rng.choice(len(problems), PROMPTS, replace=False)]
+        sequences = draw(learner, tokenizer, asked, seed=step)
+        rewards = rewards_of(sequences, tokenizer, asked)
+        groups = np.repeat(np.arange(PROMPTS), RESPONSES)
+        norms = update(learner, sequences, rewards, groups)
+        accuracies.append(float(rewards.mean()))
+        print(f"step {step + 1:>3}/{steps}  accuracy {rewards.mean():.1%}  gradient {np.mean(norms or [0.0]):.3f}")
+    learner.close()
+    return accuracies
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--backend", default=registry.default())
+    chosen = parser.parse_args()
+    main(chosen.steps, chosen.backend)
