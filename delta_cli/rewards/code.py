@@ -84,7 +84,8 @@ def check_tests(tests: Tests) -> None:
             raise UserError(f"code tests of type '{kind}' need a '{key}', a {'list' if form is list else 'text'}")
     if kind == "asserts":
         _check_code(tests["code"])
-    for case in tests.get("cases", ()):
+        return
+    for case in tests["cases"]:
         for key in CASE_KEYS[kind]:
             if not isinstance(case, dict) or key not in case:
                 raise UserError(f"a case of code tests of type '{kind}' has no '{key}'")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends import registry
@@ -159,6 +159,7 @@ def damage(folder: Path, edit: tuple[str, str, str, Any, int]) -> None:
 
 
 @given(st.lists(EDITS, min_size=1, max_size=2))
+@example([("config.json", "key", "num_hidden_layers", 10**9, 0)])  # once 18 GB of names of weights
 def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from delta_cli.errors import UserError
@@ -136,5 +136,7 @@ def test_programs(code: str, checks: str) -> None:
 
 
 @given(TABLES)
+@example({"type": "asserts", "code": "assert 0", "cases": "0"})
+@example({"type": "asserts", "code": "assert 0", "cases": None})
 def test_any_table_of_tests(tests: Any) -> None:
     assert reward_of("no program", tests, 0.7) in (0.0, None)
