@@ -1,8 +1,10 @@
-"""Errors that several backends raise in the same words."""
+"""What backends raise, and errors that several of them raise in the same words."""
 
 from __future__ import annotations
 
-from backends.interface import BackendError
+
+class BackendError(Exception):
+    """A problem a person can fix. The message is one line: what, where, why, how to fix."""
 
 
 class LostPeerError(BackendError):

@@ -26,6 +26,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.errors import BackendError as BackendError
+
 Ids = NDArray[np.int64]
 Floats = NDArray[np.floating]
 Bools = NDArray[np.bool_]
@@ -35,10 +37,6 @@ ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
 # none: every process holds all; optimizer: gradients and moments are split; full: the weights as well;
 # auto: none for models that are small enough, else full
 Sharding = Literal["auto", "none", "optimizer", "full"]
-
-
-class BackendError(Exception):
-    """A problem a person can fix. The message is one line: what, where, why, how to fix."""
 
 
 # ------------------------------------------------------------------------------------ settings

@@ -14,8 +14,7 @@ from typing import NoReturn
 import typer
 
 from backends import launch
-from backends.errors import LostPeerError
-from backends.interface import BackendError
+from backends.errors import BackendError, LostPeerError
 from backends.process import rank_and_size
 from delta_cli.errors import UserError
 
