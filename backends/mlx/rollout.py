@@ -18,6 +18,7 @@ from backends.mlx.head import entropy, pick, proxies
 from backends.mlx.model import Policy
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
+ENDLESS = 2**30  # tokens: when a response ends is decided here
 REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
 
 
@@ -44,6 +45,7 @@ class Rollout:
         self.batch = batch
         self.entering: deque[int] = deque()  # inserted, first token not drawn yet
         self.active: list[int] = []  # being decoded, in the generator's order
+        self.idle: list[int] = []  # the generator's ids of active rows that are finished
         self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
         self.inserted: list[int] = []  # rows by the generator's ids, which count from 0
         # rows, numbers [k, B] and rows of features [B, H] of the tokens on their way
@@ -58,17 +60,15 @@ class Rollout:
 
         After an error it may be called again, for those that are not finished: from their first token on.
         """
-        sampling = self.sampling
         self.generator = BatchGenerator(
             self._logits,
-            max_tokens=sampling.max_tokens,
-            stop_tokens=[[token] for token in sampling.stop_ids],
+            max_tokens=ENDLESS,
             sampler=self._sample,
             completion_batch_size=self.batch,
             prefill_batch_size=self.batch,
         )
         self.entering.clear()
-        for unfinished in (self.active, self.decoding, self.inserted, self.drawn):
+        for unfinished in (self.active, self.idle, self.decoding, self.inserted, self.drawn):
             unfinished.clear()
         if self.collector:
             self.collector.discard(self.tokens.keys() - self.truncated.keys())
@@ -134,28 +134,40 @@ class Rollout:
             for rows, values, _ in arriving
             for row, value in zip(rows, np.array(values).T.tolist(), strict=True)
         }
-        returned = {self.inserted[response.uid] for response in responses}
+        returned = {self.inserted[response.uid] for response in responses} - self.truncated.keys()
         for rows, _, features in arriving:
             if self.collector and features is not None:
                 kept = [place for place, row in enumerate(rows) if row in returned]
                 self.collector.put([(rows[place], len(self.tokens[rows[place]])) for place in kept], features, kept)
-        finished, stopped = [], []
+        finished = []
         for response in responses:
             row = self.inserted[response.uid]
+            if row in self.truncated:
+                continue  # finished before, and waiting for others to leave with
             self.tokens[row].append(response.token)
             self.numbers[row].append(numbers[row])
             ended = self.sampling.ends(self.tokens[row])
-            if response.finish_reason or ended:
+            if ended or len(self.tokens[row]) == self.sampling.max_tokens:
                 self.truncated[row] = not ended
-                del self.noise[row]
+                self.idle.append(response.uid)
                 finished.append(row)
-                if not response.finish_reason:
-                    stopped.append(response.uid)
-        if stopped:  # by a string, which the generator does not know of
-            with mx.stream(self.generator.stream):
-                self.generator.remove(stopped)
-        self.active = [row for row in self.active if row not in self.truncated]
+        self._release()
         return finished
+
+    def _release(self) -> None:
+        """Let finished rows leave, once 1/REFILL of the batch are: to leave copies all keys and values that stay.
+
+        The generator, which is told of no end, would copy them, and wait for every layer, at each row's.
+        """
+        if len(self.idle) * REFILL < max(len(self.active), 1):
+            return
+        with mx.stream(self.generator.stream):
+            self.generator.remove(self.idle)
+        gone = {self.inserted[uid] for uid in self.idle}
+        self.active = [row for row in self.active if row not in gone]
+        self.idle = []
+        for row in gone:
+            del self.noise[row]
 
     def _logits(self, ids: mx.array, cache: Any) -> mx.array:
         """What the generator takes for the model: with the head of scoring, in the float32 that it normalises in."""
@@ -176,7 +188,8 @@ class Rollout:
         if self.sampling.temperature == 0:
             tokens = mx.argmax(logprobs, axis=-1)
         else:
-            noise = mx.array(np.array([self.noise[row][len(self.tokens[row]) + offset] for row in rows]))
+            last = self.sampling.max_tokens  # which a row that is finished may be past
+            noise = mx.array(np.array([self.noise[row][min(len(self.tokens[row]) + offset, last)] for row in rows]))
             tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), noise)
         numbers = [pick(logprobs, tokens)] + ([entropy(logprobs)] if self.request.entropies else [])
         stacked, features = mx.stack(numbers), None

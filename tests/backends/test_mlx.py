@@ -16,7 +16,9 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.generate import BatchGenerator
 from mlx_lm.models import gemma2
+from mlx_lm.models.cache import BatchKVCache
 from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
@@ -91,6 +93,36 @@ def test_the_token_that_ends_a_response_is_kept_with_its_logprob(folder: Path) -
     assert not drawn.truncated.any()
     scored = backend.score(Sequences((prompt,) * 20, drawn.tokens, drawn.starts)).logprobs
     np.testing.assert_allclose(drawn.logprobs, scored, atol=1e-5)
+
+
+def test_finished_responses_leave_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values are copied when an eighth of the batch is finished, not at each end; nobody else notices."""
+    prompts = (np.array([3, 4, 5]), np.array([6, 2]))
+    request = RolloutRequest(prompts, Sampling(max_tokens=40, stop_ids=(0, 3), samples=16, seed=2))
+    responses = len(request)
+    expected = create(folder, rollout_batch=1).rollout(request)
+    removals: list[int] = []
+    remove, extract = BatchGenerator.remove, BatchKVCache.extract
+
+    def counting(self: BatchGenerator, uids: list[int], *rest: Any) -> Any:
+        removals.append(len(uids))
+        return remove(self, uids, *rest)
+
+    extracted: list[int] = []
+
+    def extracting(self: BatchKVCache, index: int) -> Any:
+        extracted.append(index)
+        return extract(self, index)
+
+    monkeypatch.setattr(BatchGenerator, "remove", counting)
+    monkeypatch.setattr(BatchKVCache, "extract", extracting)
+    found = create(folder, rollout_batch=responses).rollout(request)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.truncated, expected.truncated)
+    assert len(set(np.diff(found.starts))) > 10, "ragged"
+    assert removals[0] > 1
+    assert len(removals) < responses / 3
+    assert len(extracted) < responses / 4, "those of prompts"
 
 
 def test_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p() -> None:
