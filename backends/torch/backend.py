@@ -62,6 +62,11 @@ class TorchEngine(LocalEngine):
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, out_of_memory, self._free_cache)
+        if settings.load_in_4bit and collective.size > 1:
+            raise BackendError(
+                "model.load_in_4bit: adapters on a base of 4 bits train in one process on this backend; set "
+                "parallel.processes = 1, or leave the base as it is"
+            )
         self.threads = settings.threads or default_threads()
         torch.set_num_threads(self.threads)
         self._device = torch.device(name)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from backends import registry
+from backends.collective import Solo
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -165,6 +166,18 @@ def test_adapters_of_mlx_open_everywhere(quantised_before: bool, folder: Path, t
     }
     for name, opened in models.items():
         np.testing.assert_allclose(logprobs(opened), trained, rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+class Two(Solo):
+    """The first of two processes."""
+
+    size = 2
+
+
+def test_several_processes_are_refused(folder: Path) -> None:
+    settings = BackendSettings(str(folder), lora=LORA, load_in_4bit=True)
+    with pytest.raises(BackendError, match=r"load_in_4bit.*set parallel\.processes = 1"):
+        registry.create("cpu", settings, Two())
 
 
 def test_without_adapters_or_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
