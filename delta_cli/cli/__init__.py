@@ -20,6 +20,7 @@ ORDER = (
     "compare",
     "inspect",
     "report",
+    "chat",
     "export",
     "study",
     "recipe",

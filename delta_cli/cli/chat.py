@@ -19,30 +19,37 @@ if TYPE_CHECKING:
 TEMPERATURE, LONGEST = 0.7, 1024  # where there is no run to take them from
 
 
-@app.command()
+@app.command(short_help="Ask a model or a run by hand.")
 def chat(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, hub name, tiny-base, or a run.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Ask this and end. May be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="TEXT", help="Ask this and end. May be repeated.", show_default=False)
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Of a run: best, last or a step; without it, last.", show_default=False)
+        str | None,
+        typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
     ] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            help="Prompt template; without it, a run's own, or a conversation in the model's.", show_default=False
+            metavar="TEXT",
+            help="Prompt template; without it, a run's own, or a conversation in the model's.",
+            show_default=False,
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="What a conversation begins with.", show_default=False)] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What a conversation begins with.", show_default=False)
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token; without it, a run's or 0.7.", show_default=False)
+        float | None,
+        typer.Option(metavar="X", help="0 takes the likeliest token; without it, a run's or 0.7.", show_default=False),
     ] = None,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.", min=0.01, max=1.0)] = 1.0,
+    top_p: Annotated[float, typer.Option(metavar="X", help="Nucleus sampling.", min=0.01, max=1.0)] = 1.0,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer; without it, a run's or 1024.", min=1, show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Longest answer; without it, a run's or 1024.", min=1, show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the sampling.")] = 0,
     backend: BackendOption = "auto",
 ) -> None:
     """Ask a model or a run by hand, line by line; an empty line or end of input ends it.

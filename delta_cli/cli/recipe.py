@@ -17,7 +17,7 @@ recipes = typer.Typer(
 app.add_typer(recipes, name="recipe")
 
 
-@recipes.command()
+@recipes.command(short_help="List keys: all, or those of a section.")
 def keys(
     section: Annotated[
         str, typer.Argument(metavar="SECTION", help="Only keys that begin so, e.g. update", show_default=False)
@@ -45,7 +45,7 @@ def explain(
         typer.echo(line)
 
 
-@recipes.command()
+@recipes.command(short_help="Print the JSON schema, for editors.")
 def schema() -> None:
     """Print the JSON schema, for completion in editors."""
     from delta_cli.recipe import json_schema
@@ -53,7 +53,7 @@ def schema() -> None:
     typer.echo(json_schema(), nl=False)
 
 
-@recipes.command()
+@recipes.command(short_help="Print a recipe with every key filled in.")
 def show(recipe: RecipeArgument = None, set_: SetOption = None) -> None:
     """Print a recipe with every key resolved."""
     from delta_cli.recipe import load_recipe, to_toml
