@@ -28,7 +28,7 @@ def key_lines(prefix: str, width: int) -> Iterator[str]:
     for number, (section, keys) in enumerate(groupby(found, lambda key: key.name.rpartition(".")[0])):
         if number:
             yield ""
-        yield from _wrapped(f"[{section}] {purpose(section)}", width)
+        yield from _wrapped(f"[{section}] {purpose(section)}", width, later="")
         for key in keys:
             yield from _wrapped(_head(key), width, INDENT, 3 * INDENT)
             yield from _wrapped(key.description, width, 2 * INDENT, 2 * INDENT)
