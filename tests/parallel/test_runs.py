@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from backends.launch import torch_ranks
 from delta_cli.training.run_folder import RunFolder, read_lines
@@ -68,6 +70,15 @@ def assert_close(folder: Path, expected: Path) -> None:
         assert texts[0] == texts[1]
 
 
+def assert_exported(folder: Path, out: Path) -> None:
+    """One process makes the model of several ranks' last checkpoint: the one they wrote together at the end."""
+    arguments = ["export", str(folder), str(out), "--backend", "cpu", "--checkpoint", "last"]
+    subprocess.run([sys.executable, "-m", "delta_cli", *arguments], env=ENVIRONMENT, cwd=ROOT, check=True, timeout=120)
+    found, expected = (load_file(each / "model.safetensors") for each in (out, RunFolder(folder).model))
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process."""
@@ -89,6 +100,7 @@ def test_any_number_of_processes_gives_one_result(
         assert record["peak_memory_least"] <= record["peak_memory"]
     resume_states = RunFolder(tmp_path / "run").checkpoints.glob("step-000004/*.safetensors")
     assert len(list(resume_states)) == (2 if sharding == "none" else 2 * processes)
+    assert_exported(tmp_path / "run", tmp_path / "exported")
 
 
 @pytest.mark.slow
