@@ -29,7 +29,7 @@ from delta_cli.rewards.number import last_number
 from delta_cli.rewards.responses import RolloutWorker
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
-PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "datasets")
+PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "mpmath", "datasets")
 
 # What a response answers, where its verifier looks for an answer; majorities are counted over it.
 EXTRACT: dict[str, Callable[[str], str | None]] = {

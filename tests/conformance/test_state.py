@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from backends.interface import BackendError, Engine, OptimizerSettings, Sequences
 
@@ -195,3 +196,21 @@ def test_layers_without_weights_are_not_built(make: Make, folder: Path, tmp_path
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     with pytest.raises(BackendError, match=r"(layers, and there are \d+ weights|num_hidden_layers)"):
         make(broken)
+
+
+def test_a_checkpoint_that_holds_nan_is_refused(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    """A number that went bad on disk ends in a line, and not in a run that learns nothing."""
+    backend = make()
+    update(backend, sequences)
+    backend.save(tmp_path)
+    backend.load(tmp_path)
+    [file] = [file for file in tmp_path.glob("*.safetensors") if file.stem not in ("moments", "optimizer")]
+    with safe_open(file, "np") as stored:
+        metadata = stored.metadata()
+    arrays = load_file(file)
+    name = next(name for name in sorted(arrays) if "down_proj" in name and "moment" not in name)
+    broken = arrays[name].copy()
+    broken.flat[-1] = np.nan
+    save_file(arrays | {name: broken}, file, metadata)
+    with pytest.raises(BackendError, match="NaN or infinity"):
+        backend.load(tmp_path)
