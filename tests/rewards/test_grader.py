@@ -67,15 +67,19 @@ def test_what_takes_forever_is_killed_and_grading_goes_on(tmp_path: Path) -> Non
 
 
 def test_a_clock_that_jumps_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tmp_path / "begun"
     (tmp_path / "slow.py").write_text(
-        "import time\ndef reward(response, problem):\n    time.sleep(1.5)\n    return 1.0"
+        "import time\nfrom pathlib import Path\n\ndef reward(response, problem):\n"
+        f"    Path({str(begun)!r}).touch()\n    time.sleep(2.0)\n    return 1.0"
     )
     today = time.time
-    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "slow.py")), workers=1, timeout=20.0) as made:
+    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "slow.py")), workers=1, timeout=60.0) as made:
         future = made.submit("", problem("5"), 1, truncated=False)
-        time.sleep(0.7)
+        while not begun.exists():
+            time.sleep(0.05)
+        time.sleep(0.5)  # until its clock has seen that it runs
         monkeypatch.setattr(time, "time", lambda: today() + 10**6)
-        assert future.result(30) == Verdict(1.0, True, None)
+        assert future.result(60) == Verdict(1.0, True, None)
 
 
 def test_workers_are_gone_after_close(tmp_path: Path) -> None:
