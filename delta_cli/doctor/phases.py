@@ -112,15 +112,22 @@ def _draw_vllm(question: Question, items: list[Item]) -> Phase:
 
 
 def _score(question: Question) -> Phase:
-    """One forward, and one more where there is a reference policy."""
+    """One forward, unless its numbers are those of drawing, and one where there is a reference policy."""
     recipe, gpu = question.recipe, question.gpu
     exact = recipe.method.resolve().credit == "delta" and recipe.delta.proxy == "hidden_exact"
-    flops = score_flops(question.shape, question.drawn, 2 if exact else 1)
-    how = f"one forward of {question.drawn.packed:,.0f} tokens"
+    flops, how, forwards = 0.0, [], 0
+    if recipe.update.score == "rollout":
+        how.append("numbers as drawn")
+    else:
+        flops += score_flops(question.shape, question.drawn, 2 if exact else 1)
+        how.append(f"one forward of {question.drawn.packed:,.0f} tokens")
+        forwards = 1
     if recipe.update.kl_coefficient:
         flops += score_flops(question.shape, question.drawn)
-        how += ", one of the reference policy"
-    return Phase("scoring", max(timing.products(flops, gpu), _launches(question, question.drawn, 1)), how)
+        how.append("one of the reference policy")
+        forwards = 1
+    seconds = max(timing.products(flops, gpu), _launches(question, question.drawn, forwards))
+    return Phase("scoring", seconds, ", ".join(how))
 
 
 def _launches(question: Question, work: Work, forwards: int) -> float:

@@ -353,3 +353,15 @@ def test_gpus_have_whole_data_sheets() -> None:
         assert 24e9 <= gpu.memory < 300e9
         assert 1e14 < gpu.flops < 1e16
         assert gpu.network / gpu.node < gpu.link < gpu.bandwidth
+
+
+def test_nothing_is_scored_where_numbers_are_those_of_drawing() -> None:
+    """But for the reference policy, where there is one."""
+    fresh, drawn, both, reference = (
+        seconds(plan(ask("qwen3_8b.toml", f"update.score={score}", f"update.kl_coefficient={kl}", processes=8)))
+        for score, kl in (("fresh", 0.0), ("rollout", 0.0), ("fresh", 0.1), ("rollout", 0.1))
+    )
+    assert fresh["scoring"] > 0
+    assert drawn["scoring"] == 0
+    assert reference["scoring"] == pytest.approx(fresh["scoring"])
+    assert both["scoring"] == pytest.approx(2 * fresh["scoring"])
