@@ -196,3 +196,14 @@ def test_tokens_that_were_not_scored_have_the_engines_numbers(model: Path) -> No
         np.testing.assert_allclose(found.scores.logprobs[~idle], known.logprobs[~idle], atol=1e-6)
         np.testing.assert_allclose(found.scores.entropies[~idle], known.entropies[~idle], atol=1e-6)
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["delta", "fipo", "gspo", "micro_batch_mean"])
+def test_chunks_of_the_head_change_nothing(name: str, model: Path, tmp_path: Path) -> None:
+    """Responses that fit a chunk, and longer ones, are shown a few at a time, unless the loss looks at all of them."""
+    keys = CASES[name] | {"update.micro_batch_tokens": 40}
+    small, large = (
+        updates(keys | {"update.head_chunk_tokens": chunk}, model, "cpu", tmp_path / str(chunk), dense=False)
+        for chunk in (6, 512)
+    )
+    compare(small, large, 2e-6)
