@@ -249,10 +249,10 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     )
 
 
-def stretches(batch: PackedBatch, most: int) -> Iterator[tuple[slice, Ids]]:
+def stretches(batch: PackedBatch, most: int, cut: bool = False) -> Iterator[tuple[slice, Ids]]:
     """Whole responses of a batch, at most so many of its tokens at a time, or one response that is longer.
 
-    Which tokens in the flat order of ``batch.rows``, and the rows they are of.
+    Which tokens in the flat order of ``batch.rows``, and the rows they are of. ``cut``: longer ones in pieces.
     """
     lengths = np.concatenate([group.responses + 1 for group in batch.groups])
     ends = np.cumsum(lengths)
@@ -260,7 +260,9 @@ def stretches(batch: PackedBatch, most: int) -> Iterator[tuple[slice, Ids]]:
     while first < len(lengths):
         start = int(ends[first] - lengths[first])
         last = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
-        yield slice(start, int(ends[last - 1])), batch.rows[first:last]
+        stop = int(ends[last - 1])
+        for begin in range(start, stop, most if cut else stop - start):
+            yield slice(begin, min(begin + most, stop) if cut else stop), batch.rows[first:last]
         first = last
 
 

@@ -168,7 +168,8 @@ class TorchEngine(LocalEngine):
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
         head = policy.head(self.settings.head_chunk_tokens)
-        found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy)
+        parts = [part for part, _ in stretches(batch, head.chunk, cut=True)]  # as in an update: to the same bits
+        found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy, parts=parts)
         assert found.entropies is not None
         scores.logprobs[at] = found.logprobs.cpu().numpy()
         scores.entropies[at] = found.entropies.cpu().numpy()
@@ -264,6 +265,8 @@ class TorchEngine(LocalEngine):
         head = self._policy.head(self.settings.head_chunk_tokens)
         whole = getattr(objective, "together", False)
         loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
+        chunks = [chunk for chunk, _ in stretches(batch, head.chunk, cut=True)]
+        [buffer] = head.buffers(len(hidden), 1)
         for part, rows in stretches(batch, sys.maxsize if whole else head.chunk):
             count = part.stop - part.start
 
@@ -273,8 +276,13 @@ class TorchEngine(LocalEngine):
                 loss += more
                 return torch.from_numpy(np.asarray(found, dtype=np.float32)).to(self._device)
 
-            pull = head.pull_back if count <= head.chunk and head.softcap is None else head.pull_back_long
-            gradient = pull(hidden[part], targets[part], temperature, slopes, self._head_with_gradient)
+            given = hidden[part], targets[part], temperature, slopes, self._head_with_gradient
+            if count <= head.chunk and head.softcap is None:
+                gradient = head.pull_back(*given, buffer)
+            else:
+                inside = [chunk for chunk in chunks if part.start <= chunk.start < part.stop]
+                shifted = [slice(chunk.start - part.start, chunk.stop - part.start) for chunk in inside]
+                gradient = head.pull_back_long(*given, shifted)
             if gradient is not None:
                 pulled[part], moved = gradient, True
         return loss, pulled if moved else None

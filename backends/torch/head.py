@@ -11,7 +11,7 @@ responses of any length go the longer way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,9 +52,19 @@ class Head:
 
     @torch.no_grad()
     def statistics(
-        self, hidden: Tensor, targets: Tensor, temperature: float, *, entropies: bool, proxy: Proxy | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        *,
+        entropies: bool,
+        proxy: Proxy | None = None,
+        parts: Sequence[slice] | None = None,
     ) -> TokenStatistics:
-        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients with a hidden_* proxy."""
+        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients with a hidden_* proxy.
+
+        ``parts`` are the tokens whose logits exist at a time, of a chunk at most.
+        """
         count, size = hidden.shape
         new = hidden.new_empty
         result = TokenStatistics(
@@ -63,8 +73,8 @@ class Head:
             entropies=new(count, dtype=torch.float32) if entropies else None,
             hidden_gradients=new(count, size, dtype=torch.float32) if proxy and proxy.kind != "output_row" else None,
         )
-        buffers = self._buffers(count, 2 if entropies else 1)
-        for part in self._chunks(count):
+        buffers = self.buffers(count, 2 if entropies else 1)
+        for part in parts or self._chunks(count):
             self._chunk_statistics(result, part, hidden[part], targets[part], temperature, proxy, buffers)
         return result
 
@@ -135,14 +145,14 @@ class Head:
         temperature: float,
         slopes: Callable[[Tensor], Tensor],
         gradient: Callable[[], Tensor | None],
+        buffer: Tensor,
     ) -> Tensor | None:
         """d(Σ_t c_t·logp_t)/d hidden [c, H] float32, for c = slopes(logp) of a chunk of tokens; None where all are 0.
 
-        d/dW is added to what ``gradient`` returns, [V, H] float32, unless that is None.
+        d/dW is added to what ``gradient`` returns, [V, H] float32, unless that is None. ``buffer`` is overwritten.
         """
-        [buffer] = self._buffers(len(hidden), 1)
         hidden = hidden.to(self.weight.dtype)
-        exponentials = self.logits(hidden, temperature, buffer)
+        exponentials = self.logits(hidden, temperature, buffer[: len(hidden)])
         exponentials.sub_(exponentials.amax(1, keepdim=True))
         chosen = exponentials.gather(1, targets[:, None])[:, 0]
         total = exponentials.exp_().sum(1)
@@ -165,9 +175,11 @@ class Head:
         temperature: float,
         slopes: Callable[[Tensor], Tensor],
         gradient: Callable[[], Tensor | None],
+        parts: Sequence[slice],
     ) -> Tensor | None:
         """The same for more tokens than a chunk, whose logits are made twice where the head is trained."""
-        found = self.statistics(hidden, targets, temperature, entropies=False, proxy=Proxy("hidden_exact"))
+        exact = Proxy("hidden_exact")
+        found = self.statistics(hidden, targets, temperature, entropies=False, proxy=exact, parts=parts)
         coefficients = slopes(found.logprobs)
         if not coefficients.any():
             return None
@@ -204,7 +216,7 @@ class Head:
             coefficients = coefficients[kept]
         hidden = hidden.to(self.weight.dtype)
         coefficients = coefficients / temperature
-        [buffer] = self._buffers(len(kept), 1)
+        [buffer] = self.buffers(len(kept), 1)
         for part in self._chunks(len(kept)):
             slope = self.logits(hidden[part], temperature, buffer[: len(hidden[part])])
             capped = self._slopes(slope, temperature)
@@ -217,7 +229,7 @@ class Head:
     def _chunks(self, count: int) -> Iterator[slice]:
         return (slice(first, min(first + self.chunk, count)) for first in range(0, count, self.chunk))
 
-    def _buffers(self, count: int, number: int) -> list[Tensor]:
+    def buffers(self, count: int, number: int) -> list[Tensor]:
         """Memory for the logits of one chunk, allocated once: fresh pages for every chunk cost a tenth of the time."""
         rows = min(self.chunk, count)
         return [self.weight.new_empty(rows, len(self.weight), dtype=torch.float32) for _ in range(number)]
