@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,6 +38,11 @@ def doctor(
         typer.Option(metavar="NAME", help="With --gpu: local or vllm; without it, the recipe's."),
     ] = None,
     mean_tokens: Annotated[int | None, typer.Option(metavar="N", help="With --gpu: mean length of a response.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="N", help="Longest look at the model; without it, 120.", show_default=False),
+    ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Print the parts of the memory too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
 ) -> None:
     """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 when something is wrong.
@@ -51,7 +57,7 @@ def doctor(
         given = {"--processes": processes, "--engine": engine, "--mean-tokens": mean_tokens}
         if named := [name for name, value in given.items() if value is not None]:
             raise UserError(f"{named[0]} plans a run on other GPUs; say on which with --gpu, such as --gpu h100")
-        if not report(loaded, backend, run_model=True, json=json):
+        if not report(loaded, backend, run_model=True, json=json, details=details, seconds=seconds):
             raise typer.Exit(1)
         return
     count = loaded.parallel.processes if processes is None else processes
@@ -89,23 +95,51 @@ def _plan(
         typer.echo(line)
 
 
-def report(recipe: Recipe, backend: str, run_model: bool, json: bool = False, quiet: bool = False) -> bool:
-    """Print each finding as it is made, or only what is wrong; whether none is wrong."""
+def report(
+    recipe: Recipe,
+    backend: str,
+    run_model: bool,
+    json: bool = False,
+    quiet: bool = False,
+    details: bool = True,
+    seconds: float | None = None,
+) -> bool:
+    """Print each finding as it is made, or only what is wrong; whether none is wrong.
+
+    Without ``details`` the parts of the memory are left to the one line that sums them up. In a terminal what is
+    going on is said meanwhile, and what needs action once more at the end.
+    """
     from json import dumps
 
     from rich.console import Console
     from rich.markup import escape
 
-    from delta_cli.doctor.checks import examine
+    from delta_cli.doctor.checks import SECONDS, Finding, examine
 
     console = Console(highlight=False)
-    fine = True
-    for finding in examine(recipe, backend, run_model):
-        fine = fine and finding.level != "wrong"
-        if quiet and finding.level != "wrong":
+    watched = sys.stderr.isatty() and not (json or quiet)
+    wrong: list[Finding] = []
+    parts = 0
+
+    def show(finding: Finding, also: str = "") -> None:
+        text = escape(finding.text + also)
+        console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {text}", soft_wrap=True)
+
+    def say(line: str) -> None:
+        if watched:
+            typer.echo(f"… {line}", err=True)
+
+    for finding in examine(recipe, backend, run_model, SECONDS if seconds is None else seconds, say):
+        if finding.level == "wrong":
+            wrong.append(finding)
+        elif quiet:
             continue
         if json:
             typer.echo(dumps({"event": "finding"} | vars(finding), ensure_ascii=False))
+        elif not details and finding.level == "ok" and finding.subject.startswith("memory, "):
+            parts += 1
         else:
-            console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {escape(finding.text)}", soft_wrap=True)
-    return fine
+            show(finding, f"; its {parts} parts: --details" if parts and finding.subject == "memory" else "")
+    if len(wrong) > 0 and run_model and not (json or quiet):
+        console.print(f"\nto put right first: {wrong[0].subject}" + "".join(f", {each.subject}" for each in wrong[1:]))
+    return not wrong

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from delta_cli.doctor.layout import layout
 from delta_cli.doctor.mac import PATIENCE, attention_scores, longest_operation
 from delta_cli.doctor.machine import Machine, look
 from delta_cli.doctor.shapes import Shape, shape_of
+from delta_cli.doctor.watch import TooSlow, Watch
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Grader
@@ -39,8 +41,11 @@ from delta_cli.training.update import Updater
 
 Level = Literal["ok", "note", "wrong"]
 
+SECONDS = 120.0  # that looking at the model may take, one forward and backward of the longest batch aside
+
 VLLM_SHARE = 0.9  # of a GPU's memory that a server takes by default
 PROMPT_SAMPLE = 16  # prompts whose outcomes are looked at
+FIRST_SAMPLE = 4  # of them, which tell how long the others will take
 RESPONSE_SAMPLE = 8  # responses for each
 
 
@@ -53,8 +58,16 @@ class Finding:
     text: str
 
 
-def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
+def examine(
+    recipe: Recipe,
+    backend: str,
+    run_model: bool,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Finding]:
     """Every finding, as it is made. ``run_model`` says whether to load the model and time it.
+
+    What takes long is said before it begins, and is not begun when ``seconds`` with the model have passed.
 
     What a check cannot be done without (weights, data) is a note when it is only not downloaded yet.
     """
@@ -77,7 +90,7 @@ def examine(recipe: Recipe, backend: str, run_model: bool) -> Iterator[Finding]:
     with make_grader(recipe) as grader:
         yield from _data(recipe, data, grader)
         if run_model:
-            yield from _model(recipe, name, tokenizer, data, grader)
+            yield from _model(recipe, name, tokenizer, data, grader, Watch(seconds, say))
 
 
 def _not_looked_at(subject: str, error: UserError) -> Finding:
@@ -199,7 +212,9 @@ def _data(recipe: Recipe, data: LoadedData, grader: Grader) -> Iterator[Finding]
         yield Finding("ok", "verifier", f"{count} gold answers accepted as answers to themselves")
 
 
-def _model(recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Grader) -> Iterator[Finding]:
+def _model(
+    recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Grader, watch: Watch
+) -> Iterator[Finding]:
     if not Path(model_path(recipe.model.path)).is_dir():
         yield Finding("note", "model", "not run: its weights are not here")
         return
@@ -210,10 +225,22 @@ def _model(recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, gr
         return
     try:
         yield Finding("ok", "model", f"{engine.parameters:,} parameters, {engine.trainable:,} trained")
-        sample = _draw(recipe, engine, tokenizer, data)
-        yield from _outcomes(sample, tokenizer, grader)
-        yield from _longest(recipe, engine)
-        yield from _times(recipe, engine, sample)
+        try:
+            sample = _draw(recipe, engine, tokenizer, data, watch)
+        except TooSlow:
+            yield _slow(recipe, watch)
+            return
+        yield from _outcomes(recipe, sample, tokenizer, grader)
+        for subject, what, look in (
+            ("longest batch", "a forward and backward of the longest batch", partial(_longest, recipe, engine)),
+            ("time", "a forward and backward of what was drawn", partial(_times, recipe, engine, sample)),
+        ):
+            if watch.left <= 0:
+                text = f"not looked at: {watch.seconds:g} s are over; give it more with --seconds"
+                yield Finding("note", subject, text)
+            else:
+                watch.say(what)
+                yield from look()
     finally:
         engine.close()
 
@@ -228,21 +255,44 @@ class Sample:
     seconds: float  # to draw them
 
 
-def _draw(recipe: Recipe, engine: Engine, tokenizer: Tokenizer, data: LoadedData) -> Sample:
-    problems = data.problems[:PROMPT_SAMPLE]
+def _slow(recipe: Recipe, watch: Watch) -> Finding:
+    count, limit = FIRST_SAMPLE * RESPONSE_SAMPLE, recipe.rollout.max_tokens
+    return Finding(
+        "note",
+        "outcomes",
+        f"{count} responses of at most {limit} tokens were not complete after {watch.seconds:g} s; give it more with "
+        "--seconds, or try a smaller rollout.max_tokens",
+    )
+
+
+def _draw(recipe: Recipe, engine: Engine, tokenizer: Tokenizer, data: LoadedData, watch: Watch) -> Sample:
+    """Responses to the first few problems and, where these leave time for it, to more. Raises TooSlow."""
+    first = _draw_some(recipe, engine, tokenizer, data.problems[:FIRST_SAMPLE], watch)
+    if len(data.problems) <= FIRST_SAMPLE or first.seconds * PROMPT_SAMPLE / FIRST_SAMPLE > watch.left / 2:
+        return first
+    try:
+        return _draw_some(recipe, engine, tokenizer, data.problems[:PROMPT_SAMPLE], watch)
+    except TooSlow:
+        return first
+
+
+def _draw_some(
+    recipe: Recipe, engine: Engine, tokenizer: Tokenizer, problems: Sequence[Problem], watch: Watch
+) -> Sample:
+    count, limit = len(problems) * RESPONSE_SAMPLE, recipe.rollout.max_tokens
+    watch.say(f"drawing {count} responses of at most {limit} tokens")
     prompts = tuple(encode_prompt(problem, template_of(recipe), tokenizer) for problem in problems)
     temperature = recipe.rollout.temperature
     start = time.perf_counter()
     stop = tokenizer.stop_text(recipe.rollout.stop)
-    limit = recipe.rollout.max_tokens
     sampling = Sampling(limit, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE, stop=stop)
-    drawn = engine.rollout(RolloutRequest(prompts, sampling))
+    drawn = engine.rollout(RolloutRequest(prompts, sampling, interrupt=watch.check))
     seconds = time.perf_counter() - start
     repeated = tuple(prompt for prompt in prompts for _ in range(RESPONSE_SAMPLE))
     return Sample(problems, Sequences(repeated, drawn.tokens, drawn.starts, temperature), drawn.truncated, seconds)
 
 
-def _outcomes(sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[Finding]:
+def _outcomes(recipe: Recipe, sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[Finding]:
     """Whether there is something to learn from."""
     lengths = sample.sequences.lengths
     verdicts = [
@@ -265,6 +315,8 @@ def _outcomes(sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[
         yield Finding("ok", "outcomes", text)
     cut = float(sample.truncated.mean())
     advice = "; raise rollout.max_tokens" if cut >= 0.5 else ""
+    if cut >= 0.5 and not correct.any() and not recipe.rollout.stop:
+        advice += ", or give rollout.stop the string after which the model goes on to something else"
     text = f"{lengths.mean():.0f} tokens on average, {cut:.0%} cut at the limit{advice}"
     yield Finding("wrong" if advice else "ok", "length", text)
     yield Finding("ok", "rollout", f"{lengths.sum() / sample.seconds:.0f} tokens a second")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from backends import registry
 from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
+from delta_cli.cli.doctor import report
 from delta_cli.doctor.checks import Finding, _longest, examine
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
 from delta_cli.doctor.layout import Layout
@@ -317,3 +319,38 @@ def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatc
     assert time.perf_counter() - start < 5
     assert any(finding.subject == "memory" for finding in found)
     assert found[-1].level == "note"
+
+
+def test_a_slow_model_is_looked_at_for_so_long_and_no_longer() -> None:
+    """What goes on is said before it begins; a look that is too short says so, and how to have a longer one."""
+    recipe = load_recipe(None, ["data.limit=60", "rollout.max_tokens=24", "update.micro_batch_tokens=64"])
+    said: list[str] = []
+    found = {each.subject: each for each in examine(recipe, "fake", True, 1e-6, said.append)}
+    assert said == ["drawing 32 responses of at most 24 tokens"]
+    assert "not complete after 1e-06 s; give it more with --seconds" in found["outcomes"].text
+    assert found["outcomes"].level == "note"
+    assert "longest batch" not in found
+    said.clear()
+    found = {each.subject: each for each in examine(recipe, "fake", True, 600, said.append)}
+    assert said[:2] == [f"drawing {count} responses of at most 24 tokens" for count in (32, 128)]
+    assert len(said) == 4
+    assert "longest batch" in found
+
+
+def test_nothing_right_at_the_limit_may_be_a_stop_that_is_missing() -> None:
+    short = ["data.limit=60", "rollout.max_tokens=2", "update.micro_batch_tokens=64"]
+    found = {each.subject: each for each in examine(load_recipe(None, short), "fake", True)}
+    assert "rollout.stop" in found["length"].text
+    stopped = load_recipe(None, [*short, 'rollout.stop=["\\n\\n"]'])
+    found = {each.subject: each for each in examine(stopped, "fake", True)}
+    assert "rollout.stop" not in found["length"].text
+
+
+def test_the_parts_of_the_memory_are_one_line_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = load_recipe(None, ["data.limit=60"])
+    assert report(recipe, "fake", run_model=False, details=False)
+    short = capsys.readouterr().out
+    assert "memory, " not in short
+    assert re.search(r"memory .*; its \d+ parts: --details", short)
+    assert report(recipe, "fake", run_model=False, details=True)
+    assert "memory, " in capsys.readouterr().out
