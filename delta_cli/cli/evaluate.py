@@ -237,7 +237,7 @@ def _run(
 
     with ExitStack() as stack:
         stack.enter_context(grader)
-        tokenizer = Tokenizer.load(subject.settings.model)
+        tokenizer = Tokenizer.load(subject.settings.model).chatting(settings.system, settings.thinking)
         log = place.with_name(f"{place.name}-vllm.log")
         sampler, label = open_engine(subject, backend_name, drawing, settings.max_tokens, log, stack)
         folder = next(own_folder(place, subject.weights, label, settings, benchmarks))

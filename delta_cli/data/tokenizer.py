@@ -35,6 +35,8 @@ class Tokenizer:
         core.no_padding()
         self._core = core
         self._template = template
+        self._system: str | None = None
+        self._chat_options: dict[str, object] = {}
         self._special = _special_tokens(configs["tokenizer_config.json"])
         vocabulary = core.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -64,10 +66,16 @@ class Tokenizer:
         _check_ends(tokenizer.eos_ids, configs["config.json"], folder)
         return tokenizer
 
-    @property
-    def chats(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._template is not None
+    def chatting(self, system: str | None, thinking: bool | None) -> Tokenizer:
+        """This tokenizer, whose chats begin with a system message and set the template's enable_thinking.
+
+        None leaves the template's default. Raises UserError where the template has no such switch.
+        """
+        if thinking is not None and self.chat("?", enable_thinking=True) == self.chat("?", enable_thinking=False):
+            raise UserError("data.thinking: the model's chat template has no switch enable_thinking; remove the key")
+        self._system = system
+        self._chat_options = {} if thinking is None else {"enable_thinking": thinking}
+        return self
 
     def encode(self, text: str, special: bool = True) -> Ids:
         """Token ids, int64. ``special`` adds what the tokenizer puts around a text, e.g. a begin-of-sequence."""
@@ -119,6 +127,7 @@ class Tokenizer:
 
         Raises UserError where the model has no template or the template refuses.
         """
+        system = self._system if system is None else system
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": question})
         return self.converse(messages, **template_kwargs)
@@ -137,7 +146,11 @@ class Tokenizer:
             raise UserError("the model has no chat template; set the prompt template to 'plain' or 'paper'")
         names = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            return _environment().from_string(self._template).render({**self._special, **names, **template_kwargs})
+            return (
+                _environment()
+                .from_string(self._template)
+                .render({**self._special, **names, **self._chat_options, **template_kwargs})
+            )
         except Exception as error:  # a template is code, and raises whatever it likes
             raise UserError(f"the model's chat template failed: {error}; set another prompt template") from error
 

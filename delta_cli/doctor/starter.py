@@ -77,7 +77,7 @@ def _template(start: Start, tokenizer: Tokenizer | None) -> dict[str, str]:
         return {"template": "chat", "template_why": "the question alone: the model is too small for instructions"}
     if tokenizer is None:
         return {"template": "chat_boxed", "template_why": "for a model with a chat template; paper for a base model"}
-    if not tokenizer.chats:
+    if not tokenizer.converses:
         return {"template": "paper", "template_why": "the model has no chat template"}
     return {"template": "chat_boxed", "template_why": "the model's chat template; asks for the answer in \\boxed{}"}
 

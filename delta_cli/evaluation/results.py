@@ -36,6 +36,8 @@ class EvaluationSettings(Record):
     max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
     stop: tuple[str, ...] = Field(default=(), description="strings of which the first ends a response")
     template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
+    system: str | None = Field(default=None, description="system message that begins a chat")
+    thinking: bool | None = Field(default=None, description="value of a chat template's switch enable_thinking")
     seed: int = Field(default=0, ge=0, description="of the sampling")
     run_seconds: float = Field(default=6.0, gt=0, description="code: wall-clock time of a response's whole test run")
 
@@ -49,7 +51,8 @@ class EvaluationSettings(Record):
 
     def identity(self) -> str:
         """What tells these settings from others; without what evaluations from before it was there did not know."""
-        return self.model_dump_json(exclude=None if self.stop else {"stop"})
+        newer = {"stop": self.stop, "system": self.system, "thinking": self.thinking}
+        return self.model_dump_json(exclude={name for name, value in newer.items() if value in (None, ())})
 
 
 class Outcome(BaseModel):

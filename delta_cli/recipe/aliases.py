@@ -38,6 +38,8 @@ TRL = (
     Alias("mask_truncated_completions", "update.drop_truncated"),
     Alias("top_entropy_quantile", "method.entropy_share", "with method.credit = entropy"),
     Alias("reward_funcs", "reward.kind", "a function of yours: custom"),
+    Alias("system_prompt", "data.system"),
+    Alias("chat_template_kwargs", "data.thinking", "for enable_thinking"),
     Alias("max_steps", "run.steps"),
     Alias("num_train_epochs", "run.steps", "counts steps here: problems / rollout.prompts are an epoch"),
     Alias("learning_rate", "update.learning_rate"),

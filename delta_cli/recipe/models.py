@@ -7,7 +7,7 @@ key is written anywhere else.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -105,6 +105,8 @@ class Data(Section):
         "prompt: paper, chat, chat_boxed, plain, two_shot, or text with {question}; absent: chat for arithmetic, "
         "two_shot for word_problems, else paper",
     )
+    system: str | None = key(None, "system message that begins the chat; templates chat and chat_boxed")
+    thinking: bool | None = key(None, "chat templates with a switch enable_thinking: its value; absent: their default")
     operation: Literal["add", "multiply"] = key("add", "arithmetic: the operation")
     digits: int = key(2, "arithmetic: digits of each operand", ge=1, le=9)
     filler: int = key(0, "arithmetic: filler characters before each step, the same in right and wrong", ge=0, le=64)
@@ -277,7 +279,9 @@ class Update(Section):
 class Evaluation(Section):
     """Evaluation while training, with the prompt template of training."""
 
-    every: int = key(10, "steps between evaluations; 0: only after the last", "steps", ge=0)
+    every: Annotated[int, Field(ge=0)] | Literal["never"] = key(
+        10, 'steps between evaluations; 0: only before the first and after the last; "never": none', "steps"
+    )
     at_start: bool = key(True, "evaluate before the first step")
     suite: str | None = key(None, "suite to evaluate on; absent: the problems that data.held_out keeps apart")
     problems: int = key(128, "problems of each benchmark, at most", "problems", ge=1)
@@ -412,6 +416,10 @@ class Recipe(Section):
             )
         if self.rollout.dynamic and self.rollout.responses == 1:
             raise ValueError("rollout.dynamic keeps groups whose rewards differ; set rollout.responses above 1")
+        if self.evaluation.every == "never" and self.checkpoint.keep_best == "eval_accuracy":
+            raise ValueError(
+                'evaluation.every = "never" leaves no eval_accuracy to choose by; set checkpoint.keep_best = "accuracy"'
+            )
         if self.reward.kind == "custom" and self.reward.custom_file is None:
             raise ValueError('reward.kind = "custom" needs reward.custom_file')
         if self.reward.flip and (self.reward.kind == "custom" or self.reward.code == "share"):

@@ -13,9 +13,10 @@ from backends.interface import BackendSettings, Collective, LoraSettings, Optimi
 from delta_cli.assets import model_path
 from delta_cli.data import word_problems
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
-from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.prompts import CHAT, encode_prompt
 from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.doctor.shapes import shape_of
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
@@ -52,6 +53,7 @@ def open_trainer(
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)
     encode_prompt(data.problems[0], template_of(recipe), tokenizer)  # a template that cannot be rendered fails here
+    check_context(recipe, data, tokenizer)
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
         if recipe.reward.kind == "custom":
@@ -91,13 +93,37 @@ def _tell(observer: Observer, line: str) -> None:
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
     """The model's tokenizer; raises UserError where it has no end-of-sequence token."""
-    tokenizer = Tokenizer.load(model_path(recipe.model.path))
+    data = recipe.data
+    tokenizer = Tokenizer.load(model_path(recipe.model.path)).chatting(data.system, data.thinking)
+    if (data.system is not None or data.thinking is not None) and template_of(recipe) not in CHAT:
+        raise UserError(
+            f"data.system and data.thinking are about chats, and the prompt template is {template_of(recipe)}; set "
+            f"data.template to {' or '.join(CHAT)}, or write the message into a template of your own"
+        )
     if not tokenizer.eos_ids:
         raise UserError(
             f"{recipe.model.path}: no end-of-sequence token is declared, so no response could end; "
             "set eos_token_id in the model's generation_config.json"
         )
     return tokenizer
+
+
+def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> None:
+    """Raise UserError where the longest prompt and response together are more than the model can read."""
+    limits, template = recipe.rollout, template_of(recipe)
+    try:
+        context = shape_of(recipe.model.path)[1].get("max_position_embeddings")
+    except UserError:  # of a kind whose config says it otherwise, or not here
+        return
+    if not isinstance(context, int) or limits.max_prompt_tokens + limits.max_tokens <= context:
+        return
+    lengths = [len(encode_prompt(problem, template, tokenizer)) for problem in (*data.problems, *data.held_out)]
+    longest = min(max(lengths), limits.max_prompt_tokens)
+    if longest + limits.max_tokens > context:
+        raise UserError(
+            f"rollout.max_tokens = {limits.max_tokens}: the model reads {context} tokens, and the longest prompt has "
+            f"{longest} of them; set it to at most {max(context - longest, 1)}, or lower rollout.max_prompt_tokens"
+        )
 
 
 def template_of(recipe: Recipe) -> str:
@@ -147,6 +173,8 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
                 f"is {recipe.reward.kind}; choose another suite"
             )
         return suites.load_benchmarks(suite.benchmarks, recipe.evaluation.problems)
+    if recipe.evaluation.every == "never":
+        return []
     if not data.held_out:
         raise UserError(
             f"data.source: {recipe.data.source}: no problem is held out to evaluate on ({data.report}); raise "
@@ -183,6 +211,8 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
         stop=recipe.rollout.stop,
         template=template_of(recipe),
+        system=recipe.data.system,
+        thinking=recipe.data.thinking,
         seed=recipe.run.seed,
         run_seconds=recipe.reward.run_seconds,
     )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class Trainer:
 
     def _train(self) -> None:
         self._publish()
-        if self.state.step == 0 and self.recipe.evaluation.at_start:
+        if self.state.step == 0 and self.recipe.evaluation.at_start and self.recipe.evaluation.every != "never":
             self._evaluate(0)
         elif self.state.step:
             self._make_up_evaluation()
@@ -245,8 +245,10 @@ class Trainer:
             interrupt=self._interrupt,
         )
 
-    def _due(self, every: int) -> bool:
+    def _due(self, every: int | Literal["never"]) -> bool:
         """Whether something that happens every so many steps happens after the step just done."""
+        if every == "never":
+            return False
         return self.state.step == self.recipe.run.steps or bool(every and self.state.step % every == 0)
 
     def _is_best(self, record: Record) -> bool:

@@ -16,13 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from typer.testing import CliRunner
 
 from backends.interface import BackendError, BackendSettings
+from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
 from delta_cli.data.loading import DataSpec
+from delta_cli.data.prompts import render
+from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
@@ -32,7 +36,7 @@ from delta_cli.rewards.spec import RewardSpec
 from delta_cli.training.observer import Observer
 from delta_cli.training.run_folder import read_lines
 from delta_cli.training.seeds import derive
-from delta_cli.training.setup import backend_settings
+from delta_cli.training.setup import backend_settings, evaluation_settings, load_tokenizer
 
 from .harness import write_model
 from .watched import Seen, one, recipe_of, run
@@ -150,6 +154,8 @@ ALONE = {
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
     "update.drop_truncated",
+    "data.system",
+    "data.thinking",
     "evaluation.every",
     "evaluation.suite",
     "checkpoint.every",
@@ -375,6 +381,42 @@ def test_when_a_run_evaluates_saves_and_records(values: dict[str, Any], tmp_path
     (tmp_path / "run").rename(tmp_path / "before")
     found = run(tmp_path / "run", small(values, run__steps=7) | keys | {"checkpoint.keep": 1})
     assert [path.name for path in found.folder.checkpoints.iterdir()] == ["step-000007"]
+
+
+def test_a_run_that_never_evaluates_needs_nothing_held_out(values: dict[str, Any], tmp_path: Path) -> None:
+    keys = {"evaluation.every": "never", "evaluation.at_start": True, "data.held_out": 0.0}
+    found = run(tmp_path / "run", small(values, run__steps=2) | keys)
+    assert not found.folder.evaluations.exists()
+    assert [("eval_accuracy" in record) for record in found.records] == [False, False]
+    with pytest.raises(UserError, match='"never" leaves no eval_accuracy'):
+        load_recipe(None, ["evaluation.every=never", "checkpoint.keep_best=eval_accuracy"])
+
+
+def test_chats_begin_with_the_system_message_and_think_as_they_are_told() -> None:
+    """In prompts of training and of evaluations alike; refused where the template cannot."""
+    path = model_path("tiny-base")
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if enable_thinking %}<t>{% endif %}"
+    core = tokenizers.Tokenizer.from_file(f"{path}/tokenizer.json")
+    configs = {name: {} for name in ("tokenizer_config.json", "config.json", "generation_config.json")}
+    tokenizer = Tokenizer(core, configs, template).chatting("be brief", True)
+    assert render("chat", "1+1?", tokenizer) == "system:be brief;user:1+1?;<t>"
+    assert render("chat", "1+1?", tokenizer.chatting(None, False)) == "user:1+1?;"
+    recipe = load_recipe(None, ["data.system=be brief", "data.template=chat"])
+    settings = evaluation_settings(recipe)
+    assert (settings.system, settings.thinking) == ("be brief", None)
+    assert settings.identity() != evaluation_settings(load_recipe(None, ["data.template=chat"])).identity()
+    assert load_tokenizer(recipe)._system == "be brief"
+    with pytest.raises(UserError, match="has no switch enable_thinking"):
+        load_tokenizer(load_recipe(None, ["data.thinking=true", "data.template=chat"]))
+    with pytest.raises(UserError, match=r"the prompt template is paper; set data.template to chat or chat_boxed"):
+        load_tokenizer(load_recipe(None, ["data.system=x", "data.template=paper"]))
+
+
+def test_a_response_longer_than_the_model_reads_is_refused_before_the_start(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"rollout.max_tokens = 100000: the model reads \d+ tokens, .* at most \d+"):
+        run(tmp_path / "run", small(values) | {"rollout.max_tokens": 100_000})
 
 
 def test_the_metric_whose_best_checkpoint_is_kept(values: dict[str, Any], tmp_path: Path) -> None:
