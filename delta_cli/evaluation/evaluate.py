@@ -159,7 +159,8 @@ def run_benchmark(
                 kept.add(problems, drawn)
         outcomes += groups
         report(len(problems) * samples)
-    return results.summarize(benchmark.name, outcomes, settings)
+    kinds = {problem.id: problem.kind for problem in benchmark.problems}
+    return results.summarize(benchmark.name, outcomes, settings, kinds)
 
 
 def _draw(

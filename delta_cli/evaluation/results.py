@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -87,11 +87,20 @@ class Summary(Record):
     failures: dict[str, int]  # responses whose grading failed (they count as wrong), by reason
 
 
+class KindResult(Record):
+    """The problems of one kind."""
+
+    questions: int
+    accuracy: float  # mean over their responses
+    mean_length: float  # tokens of a response
+
+
 class BenchmarkResult(Summary):
     """Statistics of one benchmark with the outcome of every sample."""
 
     name: str
     outcomes: dict[str, Annotated[str, Field(pattern="^[01]+$")]]  # by problem id: 1 for each right sample, else 0
+    kinds: dict[str, KindResult] = {}  # where the source tells kinds of problems apart
 
     def correct(self, problems: Iterable[str] | None = None) -> NDArray[np.bool_]:
         """Outcomes [P, k] of ``problems``; of all without them."""
@@ -149,8 +158,13 @@ class Evaluation(Record):
             raise UserError(f"{file}: not an evaluation ({where}: {first['msg']}); run `delta eval` again") from error
 
 
-def summarize(name: str, outcomes: Sequence[Sequence[Outcome]], settings: EvaluationSettings) -> BenchmarkResult:
-    """Statistics of one benchmark from the outcomes [P][k] of its problems."""
+def summarize(
+    name: str,
+    outcomes: Sequence[Sequence[Outcome]],
+    settings: EvaluationSettings,
+    kinds: Mapping[str, str] | None = None,
+) -> BenchmarkResult:
+    """Statistics of one benchmark from the outcomes [P][k] of its problems; ``kinds`` by the problems' ids."""
     correct = np.array([[outcome.correct for outcome in group] for group in outcomes])  # [P, k]
     samples = correct.shape[1]
     passed = {
@@ -177,7 +191,24 @@ def summarize(name: str, outcomes: Sequence[Sequence[Outcome]], settings: Evalua
             group[0].problem: "".join("1" if right else "0" for right in row)
             for group, row in zip(outcomes, correct, strict=True)
         },
+        kinds=_by_kind(everything, kinds or {}),
     )
+
+
+def _by_kind(outcomes: Sequence[Outcome], kinds: Mapping[str, str]) -> dict[str, KindResult]:
+    """What became of each kind of problem; nothing where there are no kinds."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if kind := kinds.get(outcome.problem):
+            found.setdefault(kind, []).append(outcome)
+    return {
+        kind: KindResult(
+            questions=len({outcome.problem for outcome in own}),
+            accuracy=float(np.mean([outcome.correct for outcome in own])),
+            mean_length=float(np.mean([outcome.tokens for outcome in own])),
+        )
+        for kind, own in sorted(found.items())
+    }
 
 
 def average(benchmarks: Sequence[BenchmarkResult], samples: int) -> Summary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from delta_cli.evaluation.compare import Comparison, Row
 from delta_cli.evaluation.found import Found
-from delta_cli.evaluation.results import Evaluation, Summary
+from delta_cli.evaluation.results import Evaluation, KindResult, Summary
 from delta_cli.evaluation.statistics import Estimate
 from delta_cli.reporting.text import count
 
@@ -47,7 +47,18 @@ def render(evaluation: Evaluation) -> RenderableType:
     if evaluation.limit is not None:
         how += f" At most {count(evaluation.limit, 'problem')} of each benchmark."
     title = Text(f"{evaluation.label} on {evaluation.suite}", style="italic")
-    return Group(title, SideBySide(names, rows), Text(how, style="dim"), *_failures(evaluation.average))
+    kinds = [_kinds(each.kinds) for each in evaluation.benchmarks if each.kinds]
+    return Group(title, SideBySide(names, rows), *kinds, Text(how, style="dim"), *_failures(evaluation.average))
+
+
+def _kinds(kinds: Mapping[str, KindResult]) -> Table:
+    """Accuracy and length by kind of problem."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("kind of problem", "questions", "right, %", "mean length"):
+        table.add_column(column, justify="left" if column == "kind of problem" else "right")
+    for kind, each in kinds.items():
+        table.add_row(kind, str(each.questions), f"{100 * each.accuracy:.1f}", f"{each.mean_length:,.0f}")
+    return table
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:

@@ -109,7 +109,9 @@ def duration(seconds: float) -> str:
 
 def evaluation_line(record: Mapping[str, Any]) -> str:
     """A line of evaluations.jsonl in words."""
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in record.get("kinds", {}).items())
     return (
         f"held-out accuracy after step {record['step']}: {percent(record['accuracy'])} "
         f"({percent(record.get('low'))} to {percent(record.get('high'))}) on {record.get('problems', NONE)} problems"
+        + (f": {kinds}" if kinds else "")
     )

@@ -212,7 +212,7 @@ class Trainer:
             self.observer.phase("evaluate", total * settings.samples)
             results = [self._run_benchmark(benchmark) for benchmark in self.benchmarks]
         overall = average(results, settings.samples).avg
-        record = {
+        record: Record = {
             "step": step,
             "accuracy": overall.mean,
             "low": overall.low,
@@ -220,6 +220,8 @@ class Trainer:
             "problems": total,
             "samples": settings.samples,
         } | ({result.name: result.avg.mean for result in results} if len(results) > 1 else {})
+        if kinds := {kind: each.accuracy for result in results for kind, each in result.kinds.items()}:
+            record["kinds"] = kinds
         self.folder.append(self.folder.evaluations, record)
         self.observer.evaluation(record)
         return overall.mean

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from backends.interface import BackendSettings
 from backends.registry import create
@@ -18,6 +21,7 @@ from delta_cli.evaluation import evaluate as evaluation_module
 from delta_cli.evaluation.evaluate import Benchmark, evaluate, run_benchmark
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings
 from delta_cli.evaluation.suites import load_benchmarks, load_suite
+from delta_cli.evaluation.tables import render
 from delta_cli.rewards.responses import RolloutWorker
 
 from .fakes import BoxGrader, CharacterTokenizer, DigitBackend, problems
@@ -75,6 +79,22 @@ def test_statistics_are_those_of_the_responses_on_disk(tmp_path: Path) -> None:
     assert sum(evaluation.suite_scores) == pytest.approx((right + hard_right) / 10)
     marks = [line["correct"] for line in easy if line["problem"] == "p4"]
     assert first.outcomes["p4"] == "".join(str(int(mark)) for mark in marks)
+
+
+def test_kinds_of_problems_are_told_apart(tmp_path: Path) -> None:
+    mixed = [replace(problem, kind=("odd", "even", "")[at % 3]) for at, problem in enumerate(problems(8))]
+    (found,) = run(tmp_path, benchmarks=[Benchmark("mixed", mixed)]).benchmarks
+    assert list(found.kinds) == ["even", "odd"], "those without a kind are in none"
+    for kind, each in found.kinds.items():
+        own = [line for line in lines(tmp_path, "mixed") if line["problem"] in {p.id for p in mixed if p.kind == kind}]
+        assert each.questions == len(own) // 4 == 3
+        assert each.accuracy == pytest.approx(sum(line["correct"] for line in own) / 12)
+        assert each.mean_length == pytest.approx(sum(line["tokens"] for line in own) / 12)
+    table = Console(width=100, record=True, file=io.StringIO())
+    table.print(render(run(tmp_path, benchmarks=[Benchmark("mixed", mixed)])))
+    assert f"odd                      3      {100 * found.kinds['odd'].accuracy:.1f}" in table.export_text()
+    (plain,) = run(tmp_path / "plain", benchmarks=[Benchmark("easy", problems(3))]).benchmarks
+    assert plain.kinds == {}
 
 
 def test_the_backend_is_asked_for_what_the_settings_say(tmp_path: Path) -> None:

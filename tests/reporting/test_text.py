@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from delta_cli.reporting.text import duration, memory, number, sparkline, tail, visible
+from delta_cli.reporting.text import duration, evaluation_line, memory, number, sparkline, tail, visible
 
 
 @given(st.text(st.characters(codec=None)))
@@ -67,3 +67,10 @@ def test_units() -> None:
     assert memory(1_500_000_000) == "1.5 GB"
     assert duration(59.6) == "1:00"
     assert duration(3725) == "1:02:05"
+
+
+def test_an_evaluation_in_words() -> None:
+    record = {"step": 4, "accuracy": 0.5, "low": 0.25, "high": 0.75, "problems": 8}
+    line = "held-out accuracy after step 4: 50.0% (25.0% to 75.0%) on 8 problems"
+    assert evaluation_line(record) == line
+    assert evaluation_line(record | {"kinds": {"gain": 0.875, "loss": 0.0}}) == f"{line}: gain 88%, loss 0%"
