@@ -334,7 +334,7 @@ def test_findings_as_json_are_a_line_each(capsys: pytest.CaptureFixture[str]) ->
     assert report(load_recipe(None, ["data.limit=40"]), "fake", run_model=False, json=True)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"system", "memory", "data"} <= {each["subject"] for each in found}
-    assert all(set(each) == {"level", "subject", "text"} for each in found)
+    assert all(set(each) == {"event", "level", "subject", "text"} for each in found)
 
 
 def test_a_plan_needs_no_framework_and_no_download() -> None:

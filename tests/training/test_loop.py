@@ -42,7 +42,7 @@ def test_the_first_line_says_what_a_run_computes_on(model: Path, tmp_path: Path)
     torch.set_num_threads(before)
     assert heard == [(str(tmp_path / "run"), 1, 0, "cpu, 2 threads")]
     PlainObserver(file := StringIO()).begin(*heard[0])
-    assert file.getvalue() == f"{tmp_path / 'run'}: 1 steps on cpu, 2 threads\n"
+    assert file.getvalue() == f"{tmp_path / 'run'}: 1 step on cpu, 2 threads\n"
 
 
 def test_one_seed_one_run(model: Path, tmp_path: Path) -> None:
