@@ -82,8 +82,7 @@ def test_the_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
         wait_for(lambda: (tmp_path / "run" / "rollouts" / "step-000001.jsonl.gz").exists(), process)
         time.sleep(0.5)  # into the evaluation after the second step
         process.send_signal(signal.SIGINT)
-        while "once more to stop at once" not in process.stderr.readline():
-            pass
+        assert any("once more to stop at once" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == -signal.SIGINT
 

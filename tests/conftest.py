@@ -1,0 +1,9 @@
+"""What all tests share: the signals of an ordinary terminal."""
+
+from __future__ import annotations
+
+import signal
+
+# A shell without job control starts background jobs with Ctrl-C ignored, and so would every run that a test starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
