@@ -35,6 +35,7 @@ from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import Collector, TorchFeatures
 from backends.torch.four_bits import numbers
+from backends.torch.head import Head
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, load_policy
 from backends.torch.optimizer import Optimizer
@@ -168,7 +169,7 @@ class TorchEngine(LocalEngine):
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
         head = policy.head(self.settings.head_chunk_tokens)
-        parts = [part for part, _ in stretches(batch, head.chunk, cut=True)]  # as in an update: to the same bits
+        parts = _parts(batch, head)
         found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy, parts=parts)
         assert found.entropies is not None
         scores.logprobs[at] = found.logprobs.cpu().numpy()
@@ -215,7 +216,8 @@ class TorchEngine(LocalEngine):
             rows = hidden[predicts[chosen]]
             if proxy.kind != "output_row":
                 head, temperature = self._policy.head(self.settings.head_chunk_tokens), sequences.temperature
-                found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy)
+                parts = _parts(batch, head) if len(inside) == len(at) else None  # of all: to the same bits
+                found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy, parts=parts)
                 assert found.hidden_gradients is not None
                 rows = found.hidden_gradients
             yield at[inside], rows
@@ -265,7 +267,7 @@ class TorchEngine(LocalEngine):
         head = self._policy.head(self.settings.head_chunk_tokens)
         whole = getattr(objective, "together", False)
         loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
-        chunks = [chunk for chunk, _ in stretches(batch, head.chunk, cut=True)]
+        chunks = _parts(batch, head)
         [buffer] = head.buffers(len(hidden), 1)
         for part, rows in stretches(batch, sys.maxsize if whole else head.chunk):
             count = part.stop - part.start
@@ -382,3 +384,8 @@ def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
     if rows.device.type == "cuda":
         return total.index_put_((at,), rows, accumulate=True)
     return total.index_add_(0, at, rows)
+
+
+def _parts(batch: PackedBatch, head: Head) -> list[slice]:
+    """The tokens of a micro-batch whose logits exist at a time: in scoring as in an update, to the same bits."""
+    return [part for part, _ in stretches(batch, head.chunk, cut=True)]

@@ -18,8 +18,8 @@ from .test_resume import installed
 LIMIT = 5.0  # seconds
 SHORT = {"data__limit": 16, "evaluation__problems": 2, "evaluation__every": 1, "checkpoint__every": 1, "run__steps": 2}
 LONG: dict[str, dict[str, Any]] = {  # what makes a phase take minutes
-    "rollout": {"rollout__max_tokens": 4000, "rollout__responses": 64},
-    "evaluate": {"rollout__max_tokens": 8, "evaluation__max_tokens": 4000, "evaluation__samples": 64},
+    "rollout": {"rollout__max_tokens": 1000, "rollout__responses": 256},
+    "evaluate": {"rollout__max_tokens": 8, "evaluation__max_tokens": 1000, "evaluation__samples": 256},
     "reward": {"rollout__max_tokens": 8},
 }
 SLEEPS = "import time\ndef reward(response, problem):\n    time.sleep(60 if response else 0)\n    return 0.0\n"
