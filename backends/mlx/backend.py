@@ -33,7 +33,7 @@ from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import Collector, FeatureStore, MlxFeatures
-from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, pick, proxies, pullback
+from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, one_ahead, pick, proxies, pullback
 from backends.mlx.layerwise import Layerwise, is_chain
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
@@ -43,6 +43,7 @@ from backends.mlx.self_check import check_generator
 from backends.mlx.sharing import call, shares
 
 Batch = PaddedBatch | SharedBatch
+Chunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
 
 SHARED = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
@@ -130,12 +131,19 @@ class MlxEngine(LocalEngine):
         logps, entropies = np.zeros(count, np.float32), np.zeros(count, np.float32)
         head, temperature = self.policy.head(), sequences.temperature
         store = self._store(head, sequences, proxy) if proxy else None
-        for at, hidden, targets in self._chunks(sequences):
+
+        def score(at: Ids, hidden: mx.array, targets: mx.array) -> tuple[Ids, mx.array, mx.array, list[Any]]:
             log_softmax = head.log_softmax(hidden, temperature)
             logp, spread = pick(log_softmax, targets), entropy(log_softmax)
-            if store and proxy:
-                store.put(at, proxies(head, hidden, targets, log_softmax, proxy))
-            logps[at], entropies[at] = np.array(logp), np.array(spread)
+            if not (store and proxy):
+                return at, logp, spread, []
+            return at, logp, spread, store.cut(at, proxies(head, hidden, targets, log_softmax, proxy))
+
+        for batch in self._hidden_states(sequences):  # which is read to its end before the next one's trunk
+            for at, logp, spread, rows in one_ahead(score(*chunk) for chunk in self._parts(*batch)):
+                logps[at], entropies[at] = np.array(logp), np.array(spread)
+                if store:
+                    store.keep(rows)
         if not (store and proxy):
             return Scores(logps, entropies, None)
         scale = -np.expm1(logps) if proxy.kind == "output_row" else np.ones(count)  # 1 − p, exact where p is near 1
@@ -161,14 +169,21 @@ class MlxEngine(LocalEngine):
                 rows = proxies(head, hidden, targets, head.log_softmax(hidden, temperature), proxy)
                 yield at[inside], rows[mx.array(inside)]
 
-    def _chunks(self, sequences: Sequences) -> Iterator[tuple[Ids, mx.array, mx.array]]:
+    def _chunks(self, sequences: Sequences) -> Iterator[Chunk]:
         """Flat positions, hidden states in the type of the compute and token ids, as many as have logits at a time."""
+        for batch in self._hidden_states(sequences):
+            yield from self._parts(*batch)
+
+    def _hidden_states(self, sequences: Sequences) -> Iterator[tuple[Ids, mx.array, Ids]]:
+        """Flat positions, hidden states in the type of the compute and token ids, a micro-batch at a time."""
         for batch in self._micro_batches(sequences):
-            positions = token_index(sequences.starts, batch.rows)
             hidden = self._hidden(batch).astype(self.dtype)
             mx.eval(hidden)  # what the trunk needed is freed before the first logits
-            for part in chunks(len(positions), self.settings.head_chunk_tokens):
-                yield positions[part], hidden[part], mx.array(batch.targets[part])
+            yield token_index(sequences.starts, batch.rows), hidden, batch.targets
+
+    def _parts(self, positions: Ids, hidden: mx.array, targets: Ids) -> Iterator[Chunk]:
+        for part in chunks(len(positions), self.settings.head_chunk_tokens):
+            yield positions[part], hidden[part], mx.array(targets[part])
 
     def _reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities of the policy as it was loaded: without adapters, or of the weights kept then."""

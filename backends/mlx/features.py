@@ -37,15 +37,21 @@ class FeatureStore:
         device, host = (budget // (self.width * self.dtype.size) for budget in self.budgets)
         return device, device + host
 
-    def put(self, positions: Ids, rows: mx.array) -> None:
-        """Keep the rows [n, H] of the tokens at ``positions``, as far as there is room for them."""
+    def cut(self, positions: Ids, rows: mx.array) -> list[tuple[Ids, mx.array, bool]]:
+        """Of the rows [n, H] of the tokens at ``positions`` those there is room for, not evaluated: where, what, and
+        whether on the host."""
         device, kept = self.cuts
-        for inside, on_host in ((positions < device, False), ((positions >= device) & (positions < kept), True)):
-            if inside.any():
-                # Always a copy: a slice would keep the whole array it was taken from.
-                mine = rows[mx.array(np.flatnonzero(inside))].astype(self.dtype)
-                mx.eval(mine)
-                self.chunks.append((positions[inside], to_host(mine) if on_host else mine))
+        places = (positions < device, False), ((positions >= device) & (positions < kept), True)
+        # Always a copy: a slice would keep the whole array it was taken from.
+        return [
+            (positions[inside], rows[mx.array(np.flatnonzero(inside))].astype(self.dtype), on_host)
+            for inside, on_host in places
+            if inside.any()
+        ]
+
+    def keep(self, parts: list[tuple[Ids, mx.array, bool]]) -> None:
+        """Keep what was ``cut`` and is evaluated."""
+        self.chunks += [(positions, to_host(rows) if on_host else rows) for positions, rows, on_host in parts]
 
 
 @dataclass

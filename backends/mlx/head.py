@@ -3,17 +3,17 @@
 All of it in float32, whatever the weights are stored in: products in bfloat16 have 8 bits, which is 0.03 nats
 and more where there are 32,000 tokens. Weights in 16 bits are widened a block at a time.
 
-Logits exist for one chunk at a time. The gradient is written out instead of differentiated,
-because MLX evaluates the chunks of one graph side by side: checkpointed chunks of a head were
-measured to keep more than twenty of them alive at once.
+Logits exist for one chunk at a time, in scoring for two (``one_ahead``). The gradient is written out
+instead of differentiated, because MLX evaluates the chunks of one graph side by side: checkpointed
+chunks of a head were measured to keep more than twenty of them alive at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,6 +22,7 @@ import numpy as np
 from backends.interface import Floats, Proxy
 
 BLOCK = 2**14  # rows of the head that are widened at a time: 128 MiB of 2,048 numbers each
+Part = TypeVar("Part")  # a tree with arrays
 QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
@@ -138,6 +139,16 @@ def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.arr
 def chunks(tokens: int, size: int) -> Iterator[slice]:
     """Slices of at most ``size`` that cover ``range(tokens)``."""
     return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+
+
+def one_ahead(parts: Iterable[Part]) -> Iterator[Part]:
+    """Each of ``parts``, its arrays being computed; the next is under way while one is read, so at most two exist."""
+    before: list[Part] = []
+    for part in parts:
+        mx.async_eval(part)
+        yield from before
+        before = [part]
+    yield from before
 
 
 def logprobs(head: Head, hidden: mx.array, targets: mx.array, temperature: float, size: int) -> Floats:

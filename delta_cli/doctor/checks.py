@@ -20,7 +20,7 @@ from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.estimate import Item, estimate, needed, totals, trained
 from delta_cli.doctor.layout import layout
-from delta_cli.doctor.mac import PATIENCE, attention_scores, longest_operation
+from delta_cli.doctor.mac import PATIENCE, attention_scores, longest_operation, second_chunk
 from delta_cli.doctor.machine import Machine, look
 from delta_cli.doctor.shapes import Shape, shape_of
 from delta_cli.doctor.watch import TooSlow, Watch
@@ -120,7 +120,7 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
     spread = layout(recipe.parallel.processes, recipe.parallel.sharding, trained(recipe, shape))
     found = estimate(recipe, shape, config, spread)
     if backend == "mlx":
-        found.append(attention_scores(recipe, shape))
+        found += [attention_scores(recipe, shape), second_chunk(recipe, shape)]
     items = sorted(found, key=lambda item: -item.bytes)
     for item in items:
         if item.bytes:

@@ -1,4 +1,4 @@
-"""What differs on a Mac: attention without a fused gradient, and the watchdog of macOS. Arithmetic, not measured."""
+"""What differs on a Mac: unfused attention, two chunks in scoring, the watchdog of macOS. Arithmetic, not measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def attention_scores(recipe: Recipe, shape: Shape) -> Item:
 
     One copy of them, of one layer with gradient checkpointing and of all layers without.
     """
-    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    longest = longest_sequence(recipe)
     tokens = max(recipe.update.micro_batch_tokens, longest)
     width = FLOAT if recipe.model.dtype == "float32" else 2
     layers = 1 if recipe.model.gradient_checkpointing else shape.layers
@@ -30,9 +30,22 @@ def attention_scores(recipe: Recipe, shape: Shape) -> Item:
     )
 
 
+def second_chunk(recipe: Recipe, shape: Shape) -> Item:
+    """Logits of the chunk that is under way in scoring while the one before it is read."""
+    tokens, size = max(recipe.update.micro_batch_tokens, longest_sequence(recipe)), recipe.update.head_chunk_tokens
+    second = min(size, max(0, tokens - size))
+    how = f"{second} × {shape.vocabulary} × 3 float32"
+    return Item("logits, one ahead", 3 * second * shape.vocabulary * FLOAT, "score", how, "update.head_chunk_tokens")
+
+
+def longest_sequence(recipe: Recipe) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+
+
 def longest_operation(recipe: Recipe, shape: Shape) -> tuple[str, float]:
     """The largest product of an update, by name, and the seconds it takes an M1's GPU at full speed."""
-    tokens = max(recipe.update.micro_batch_tokens, recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens)
+    tokens = max(recipe.update.micro_batch_tokens, longest_sequence(recipe))
     products = {
         "update.micro_batch_tokens": 2 * tokens * shape.hidden * max(shape.intermediate, shape.heads * shape.head_dim),
         "update.head_chunk_tokens": 2 * recipe.update.head_chunk_tokens * shape.hidden * shape.vocabulary,

@@ -290,7 +290,7 @@ def test_a_base_of_four_bits_by_hand() -> None:
 
 
 def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores of unfused attention, and a warning of the watchdog where one operation takes long."""
+    """Scores of unfused attention, logits of a second chunk, and a warning where one operation takes long."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     machine = Machine("Darwin 25.0, Python 3.12", 8, 32 * 2**30, "Apple silicon", 24 * 2**30, {})
     monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
@@ -308,6 +308,11 @@ def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watchdog.level == "note"
     assert f"{2 * 4096 * 2048 * 151936 / 2.6e12:.2f} s" in watchdog.text
     assert "lower update.head_chunk_tokens" in watchdog.text
+    ahead = [each.text for each in found() if "logits, one ahead" in each.text]
+    assert ["256 × 151936 × 3 float32" in text for text in ahead] == [True]
+    assert f"{3 * 256 * 151936 * 4 / 2**20:.0f} MiB" in ahead[0]
+    one = ["rollout.max_tokens=100", "update.micro_batch_tokens=512", "update.head_chunk_tokens=16384"]
+    assert not [each for each in found(*one) if "one ahead" in each.text], "all tokens fit the first chunk"
     short = ["rollout.max_tokens=100", "update.micro_batch_tokens=512", "update.head_chunk_tokens=64"]
     assert {each.subject: each for each in found(*short)}["watchdog"].level == "ok"
 

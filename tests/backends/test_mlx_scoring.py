@@ -1,0 +1,99 @@
+"""Scoring a chunk of tokens at a time, the next one under way while one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx.core", reason="MLX is not installed")
+
+import mlx.core as mx
+
+from backends import mlx as package
+from backends.interface import BackendSettings, Proxy, Sequences, token_index
+from backends.mlx.backend import MlxEngine
+from backends.mlx.features import MlxFeatures
+from backends.mlx.head import entropy, pick, proxies
+from delta_cli.assets.random_model import write_qwen3
+
+VOCAB = 40
+
+
+def create(folder: Path, **settings: Any) -> MlxEngine:
+    backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
+    assert isinstance(backend, MlxEngine)
+    return backend
+
+
+def batch(responses: int = 4, length: int = 10) -> Sequences:
+    rng = np.random.default_rng(0)
+    prompts = tuple(rng.integers(1, VOCAB, 1 + row) for row in range(responses))
+    return Sequences(prompts, rng.integers(1, VOCAB, responses * length), np.arange(responses + 1) * length)
+
+
+class Reading:
+    """Numpy, telling when the log-probabilities of a chunk are read, which its entropies follow."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events, self.calls = events, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def array(self, values: Any, *arguments: Any, **options: Any) -> np.ndarray:
+        if isinstance(values, mx.array) and values.dtype == mx.float32:
+            self.calls += 1
+            self.events.extend("r" * (self.calls % 2))
+        return np.array(values, *arguments, **options)
+
+
+@pytest.mark.parametrize("proxy", [None, Proxy("output_row"), Proxy("hidden_exact")], ids=str)
+def test_a_chunk_is_under_way_while_another_is_read(
+    tmp_path: Path, proxy: Proxy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ahead within a micro-batch and none across two, nothing else waited for, and the bits of one at a time."""
+    write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    backend, sequences, events = create(tmp_path, head_chunk_tokens=3, micro_batch_tokens=30), batch(), []
+    head, starts = backend.policy.head(), sequences.starts
+    parts = [len(token_index(starts, each.rows)) for each in backend._micro_batches(sequences)]
+    assert len(parts) > 1
+    logps, entropies, rows = np.zeros(40, np.float32), np.zeros(40, np.float32), np.zeros((40, 32), np.float32)
+    for at, hidden, targets in backend._chunks(sequences):
+        log_softmax = head.log_softmax(hidden, sequences.temperature)
+        logps[at], entropies[at] = np.array(pick(log_softmax, targets)), np.array(entropy(log_softmax))
+        rows[at] = np.array(proxies(head, hidden, targets, log_softmax, proxy)) if proxy else 0
+
+    def told(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (events.append(name), function(*arguments))[1]
+
+    monkeypatch.setattr(mx, "eval", told("t", mx.eval))
+    monkeypatch.setattr(mx, "async_eval", told("c", mx.async_eval))
+    monkeypatch.setattr("backends.mlx.backend.np", Reading(events))
+    found = backend.score(sequences, proxy)
+    expected = ["t" + "c" + "cr" * (-(-tokens // 3) - 1) + "r" for tokens in parts]
+    assert "".join(events) == "".join(expected)
+    np.testing.assert_array_equal(found.logprobs, logps)
+    np.testing.assert_array_equal(found.entropies, entropies)
+    if proxy:
+        assert isinstance(found.features, MlxFeatures)
+        for at, kept in found.features.store.chunks:
+            np.testing.assert_array_equal(np.array(kept), rows[at])
+
+
+def test_logits_of_two_chunks_exist_in_scoring_however_many_there_are(tmp_path: Path) -> None:
+    """Peaks beside the trunk's, over a vocabulary that makes the logits what is large: 32 tokens' are 1.5 MB."""
+    write_qwen3(tmp_path, vocab_size=12000, hidden=16, layers=1, head_dim=4, intermediate=16)
+    backend, peaks = create(tmp_path, head_chunk_tokens=32, micro_batch_tokens=10**6), []
+    for responses in (2, 8):
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        backend.score(batch(responses=responses, length=100))
+        peaks.append(mx.get_peak_memory() - before)
+    logits = 32 * 12000 * 4
+    assert peaks[0] < 2 * 3 * logits * 1.1, "three arrays of logits for each of two chunks, as the doctor counts"
+    assert peaks[1] < 2 * 3 * logits * 1.1
