@@ -97,3 +97,32 @@ def test_logits_of_two_chunks_exist_in_scoring_however_many_there_are(tmp_path: 
     logits = 32 * 12000 * 4
     assert peaks[0] < 2 * 3 * logits * 1.1, "three arrays of logits for each of two chunks, as the doctor counts"
     assert peaks[1] < 2 * 3 * logits * 1.1
+
+
+@pytest.mark.parametrize("failing", [2, 3, 6])
+def test_a_failure_while_another_chunk_is_under_way(
+    tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first micro-batch or the second: begun anew with half the tokens, none is lost or kept twice."""
+    write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    backend, sequences, sizes = create(tmp_path, head_chunk_tokens=7, micro_batch_tokens=30), batch(), []
+    expected = backend.score(sequences, Proxy("hidden_exact"))
+    dispatch = mx.async_eval
+
+    def failing_once(part: Any) -> None:
+        sizes.append(len(part[0]))
+        if len(sizes) == failing:
+            raise RuntimeError("[metal::malloc] Resource limit (499000) exceeded.")
+        dispatch(part)
+
+    monkeypatch.setattr(mx, "async_eval", failing_once)
+    found = backend.score(sequences, Proxy("hidden_exact"))
+    assert sum(sizes) > len(sequences.tokens)
+    assert backend.recovery.tokens < 30
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.entropies, expected.entropies, rtol=0, atol=1e-5)
+    assert found.features is not None
+    assert expected.features is not None
+    kept = [position for at, _ in found.features.store.chunks for position in at]
+    assert sorted(kept) == list(range(len(sequences.tokens)))
+    np.testing.assert_allclose(found.features.squared_norms(), expected.features.squared_norms(), rtol=1e-4)
