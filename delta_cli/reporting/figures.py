@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from delta_cli.training.metrics import METRICS, PHASES
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
+WIDTH = 5.2  # inches
 LONGEST_NAME = 28  # characters of a run's name in a figure
 SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
 
@@ -60,47 +62,59 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
                 )
                 draw = clouds.drawing(words, (COLOURS[1], COLOURS[0]))
                 found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 3.6))
-    height = 1.3 + 0.35 * len(runs)
+    height = 1.1 + 0.35 * len(runs)
     found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))
     return found
 
 
-def svg(chart: Chart, runs: Sequence[RecordedRun]) -> str:
-    """The figure for a page: without a ground of its own, its ink in the colour of the page's text."""
-    buffer = io.StringIO()
-    _render(chart, runs, buffer, "svg", transparent=True)
-    drawing = buffer.getvalue()
-    return drawing[drawing.index("<svg") :].replace(INK, "currentColor")
+class Drawing:
+    """A figure, drawn and laid out once, for a page as well as for files."""
 
+    def __init__(self, chart: Chart, runs: Sequence[RecordedRun]) -> None:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-def write_files(chart: Chart, runs: Sequence[RecordedRun], folder: Path) -> list[Path]:
-    """The figure as PNG and SVG on white."""
-    files = [folder / f"{chart.name}.{form}" for form in ("png", "svg")]
-    for file in files:
-        _render(chart, runs, file, file.suffix[1:], transparent=False)
-    return files
+        self._chart = chart
+        with self._style():
+            self.figure = Figure(figsize=(WIDTH, chart.height))
+            axes = self.figure.subplots()
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_title(chart.title, loc="left", fontweight="bold")
+            chart.draw(axes, runs)
+            # Not the figure's own engine: that would lay it out again, and longer than it draws, for each file.
+            ConstrainedLayoutEngine().execute(self.figure)
 
+    def svg(self) -> str:
+        """For a page: without a ground of its own, its ink in the colour of the page's text."""
+        buffer = io.StringIO()
+        self._save(buffer, "svg", transparent=True)
+        drawing = buffer.getvalue()
+        return drawing[drawing.index("<svg") :].replace(INK, "currentColor")
 
-def _render(chart: Chart, runs: Sequence[RecordedRun], target: Any, form: str, transparent: bool) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    def write_files(self, folder: Path) -> list[Path]:
+        """As PNG and SVG on white."""
+        files = [folder / f"{self._chart.name}.{form}" for form in ("png", "svg")]
+        for file in files:
+            self._save(file, file.suffix[1:], transparent=False)
+        return files
 
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": chart.name,  # ids differ between the figures of a page, and not between two reports
-        "font.size": 9.0,
-        "font.family": "sans-serif",
-        "text.parse_math": False,  # names of runs are no formulas
-    }
-    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
-    with mpl.rc_context(style):  # type: ignore[arg-type]
-        figure = Figure(figsize=(5.2, chart.height), layout="constrained")
-        axes = figure.subplots()
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(chart.title, loc="left", fontweight="bold")
-        chart.draw(axes, runs)
+    def _save(self, target: Any, form: str, transparent: bool) -> None:
         metadata = {"Date": None} if form == "svg" else None
-        figure.savefig(target, format=form, dpi=200, transparent=transparent, metadata=metadata)
+        with self._style():
+            self.figure.savefig(target, format=form, dpi=200, transparent=transparent, metadata=metadata)
+
+    def _style(self) -> AbstractContextManager[None]:
+        import matplotlib as mpl
+
+        style = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": self._chart.name,  # ids differ between the figures of a page, not between two reports
+            "font.size": 9.0,
+            "font.family": "sans-serif",
+            "text.parse_math": False,  # names of runs are no formulas
+        }
+        style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+        return mpl.rc_context(style)  # type: ignore[arg-type]
 
 
 def _meaning(name: str) -> str:
@@ -147,7 +161,16 @@ def _finish(axes: Any, runs: Sequence[RecordedRun], unit: str) -> None:
     axes.set_ylabel(unit)
     axes.grid(axis="y", alpha=0.2, color=INK)
     if len(runs) > 1:
-        axes.legend(frameon=False, fontsize=8)
+        _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Names below the axes, where no line is, in as many columns as fit; the figure grows by their rows."""
+    handles, names = axes.get_legend_handles_labels()
+    columns = max(int(WIDTH / (0.6 + 0.07 * max(map(len, names)))), 1)  # inches of a handle and of a letter
+    rows = math.ceil(len(names) / columns)
+    axes.figure.set_figheight(axes.figure.get_figheight() + 0.17 * rows)
+    axes.figure.legend(handles, names, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
 
 
 def _line(name: str) -> Callable[[Any, Sequence[RecordedRun]], None]:
@@ -195,7 +218,7 @@ def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], No
             linewidth=1,
         )
         _finish(axes, [run], "coefficient")
-        axes.legend(frameon=False, fontsize=8, ncols=3)
+        _legend(axes)
 
     return draw
 
@@ -227,4 +250,4 @@ def _phases(axes: Any, runs: Sequence[RecordedRun]) -> None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.figure.legend(frameon=False, fontsize=8, ncols=6, loc="outside lower center")
+    _legend(axes)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from delta_cli import __version__
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, Evaluation
-from delta_cli.reporting.figures import charts, phase_means, svg, write_files
+from delta_cli.reporting.figures import Drawing, charts, phase_means
 from delta_cli.reporting.inspection import Inspection, build, most_mixed
 from delta_cli.reporting.page import environment
 from delta_cli.reporting.recorded import RecordedRun, Response
@@ -74,14 +74,14 @@ def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None
     """
     opened = [RecordedRun(path) for path in runs]
     _distinguish(opened)
-    drawn = charts(opened)
+    drawn = [(chart, Drawing(chart, opened)) for chart in charts(opened)]
     views = [_view(run, PAGE_TOKENS // len(opened)) for run in opened]
     page = (
         environment()
         .get_template("report.html.jinja")
         .render(
             views=views,
-            charts=[(chart, Markup(svg(chart, opened))) for chart in drawn],
+            charts=[(chart, Markup(drawing.svg())) for chart, drawing in drawn],
             steps=sorted({record["step"] for run in opened for record in run.evaluations}),
             differing=differing(opened),
             metrics=METRICS,
@@ -94,8 +94,8 @@ def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None
         output.write_text(page, encoding="utf-8")
         if figures is not None:
             figures.mkdir(parents=True, exist_ok=True)
-            for chart in drawn:
-                written += write_files(chart, opened, figures)
+            for _, drawing in drawn:
+                written += drawing.write_files(figures)
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
     return written

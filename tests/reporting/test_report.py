@@ -12,7 +12,7 @@ import pytest
 
 from delta_cli.errors import UserError
 from delta_cli.reporting.clouds import cloud
-from delta_cli.reporting.figures import LONGEST_NAME, charts, svg
+from delta_cli.reporting.figures import LONGEST_NAME, Drawing, charts
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import differing, write_report
 from tests.reporting import synthetic
@@ -65,7 +65,7 @@ def test_hostile_names_and_text(hostile_path: Path, tmp_path: Path) -> None:  # 
     assert "hostile $x^2$ <b>" in seen.text
     runs = [RecordedRun(hostile_path)] * 2
     for chart in charts(runs):
-        ElementTree.fromstring(svg(chart, runs))
+        ElementTree.fromstring(Drawing(chart, runs).svg())
 
 
 def test_a_run_before_its_first_step(tmp_path: Path) -> None:
@@ -114,7 +114,8 @@ def test_the_cloud_has_the_tokens_furthest_from_1_the_furthest_largest(tmp_path:
     assert [(each.text, each.mean) for each in found.damped] == [("w", 0.5), ("z", 0.9)]
     run = RecordedRun(folder.path)
     drawn = {each.name: each for each in charts([run])}["words_1"]
-    texts = {node.text: node.get("style", "") for node in ElementTree.fromstring(svg(drawn, [run])).iter() if node.text}
+    page = ElementTree.fromstring(Drawing(drawn, [run]).svg())
+    texts = {node.text: node.get("style", "") for node in page.iter() if node.text}
     sizes = {name[0]: float(re.search(r"([\d.]+)px", style)[1]) for name, style in texts.items() if name[1:] == "⁺"}  # type: ignore[index]
     assert sizes["x"] == sizes["w"] > sizes["y"] > sizes["z"]
 

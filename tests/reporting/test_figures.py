@@ -1,0 +1,50 @@
+"""Figures of several runs: names beside the lines, laid out once, every run to be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from delta_cli.reporting.figures import Drawing, charts
+from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.reporting.report import write_report
+from tests.reporting import synthetic
+
+
+def named(path: Path, name: str) -> RecordedRun:
+    """A run under another name."""
+    run = RecordedRun(path)
+    run.name = name
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_names_lie_beside_the_axes(run_path: Path, count: int) -> None:
+    """No legend over a line or beyond the figure's edge, however many and long the names; axes keep their height."""
+    runs = [named(run_path, f"{place} of a study with a long name") for place in range(count)]
+    legends = 0
+    for chart in charts(runs):
+        figure = Drawing(chart, runs).figure
+        (axes,) = figure.axes
+        assert axes.get_legend() is None
+        for legend in figure.legends:
+            legends += 1
+            box, drawn = legend.get_window_extent(), axes.get_tightbbox()
+            assert drawn is not None
+            assert not box.overlaps(drawn), chart.name
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, chart.name
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, chart.name
+            assert chart.name == "phases" or axes.get_window_extent().height > 150, chart.name
+    assert legends >= (2 if count == 1 else 9)  # one run needs no name over its own lines
+
+
+def test_a_figure_is_laid_out_once(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the page and both files together: the layout takes longer than the drawing."""
+    layouts = []
+    execute = ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, fig: (layouts.append(fig), execute(self, fig)))
+    other = synthetic.run(tmp_path / "other", steps=2).path
+    written = write_report([run_path, other], tmp_path / "report.html", tmp_path / "figures")
+    assert len(layouts) == (len(written) - 1) / 2 == len(set(layouts))
