@@ -21,7 +21,11 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
 WIDTH = 5.2  # inches
 LONGEST_NAME = 28  # characters of a run's name in a figure
+LINE, WIDER = 1.5, 1.8  # points: a line, and what it is wider for each that covers it
+NEAR = 0.01  # of the range of a figure's values: closer lines cannot be told apart
 SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
+
+Series = tuple[list[int], list[float]]  # steps and values
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,15 @@ def _unit(name: str) -> str:
     return METRICS[name].unit
 
 
+def _colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
 def _style(place: int) -> dict[str, Any]:
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)]}
+    return {"color": _colour(place), "linestyle": DASHES[place % len(DASHES)]}
 
 
-def _series(run: RecordedRun, name: str) -> tuple[list[int], list[float]]:
+def _series(run: RecordedRun, name: str) -> Series:
     """Steps and values of a metric; what is missing is a gap."""
     values = [record.get(name) for record in run.metrics]
     known = [float(value) if isinstance(value, int | float) else math.nan for value in values]
@@ -145,14 +153,24 @@ def _smooth(values: list[float]) -> list[float]:
     return [sum(window) / len(window) if window else math.nan for window in means]
 
 
-def _plot(axes: Any, run: RecordedRun, name: str, place: int) -> None:
-    steps, values = _series(run, name)
-    label = _short(run.name)
-    if len(values) < SMOOTHED:
-        axes.plot(steps, values, label=label, **_style(place))
-        return
-    axes.plot(steps, values, color=COLOURS[place % len(COLOURS)], alpha=0.25, linewidth=0.8)
-    axes.plot(steps, _smooth(values), label=label, **_style(place))
+def _plot(axes: Any, runs: Sequence[RecordedRun], name: str) -> None:
+    """A metric of every run; a line that others cover is as much wider, and can be seen on both sides of them."""
+    drawn = [_series(run, name) for run in runs]
+    for place, (run, (steps, values)) in enumerate(zip(runs, drawn, strict=True)):
+        if len(values) >= SMOOTHED:
+            axes.plot(steps, values, color=_colour(place), alpha=0.25, linewidth=0.8)
+            values = _smooth(values)
+        width = LINE + WIDER * sum(_coincide(drawn[place], other, drawn) for other in drawn[place + 1 :])
+        axes.plot(steps, values, label=_short(run.name), linewidth=width, **_style(place))
+
+
+def _coincide(one: Series, other: Series, drawn: Sequence[Series]) -> bool:
+    """Whether two lines cannot be told apart, at the scale of all that are drawn, in half of their steps or more."""
+    known = [value for _, values in drawn for value in values if math.isfinite(value)]
+    near = NEAR * (max(known, default=0.0) - min(known, default=0.0))
+    first, second = (dict(zip(*series, strict=True)) for series in (one, other))
+    gaps = [abs(first[step] - second[step]) for step in first.keys() & second.keys()]
+    return bool(gaps) and 2 * sum(gap <= near for gap in gaps) >= len(gaps)
 
 
 def _finish(axes: Any, runs: Sequence[RecordedRun], unit: str) -> None:
@@ -177,24 +195,29 @@ def _line(name: str) -> Callable[[Any, Sequence[RecordedRun]], None]:
     """Draws one metric of every run."""
 
     def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
-        for place, run in enumerate(runs):
-            _plot(axes, run, name, place)
+        _plot(axes, runs, name)
         _finish(axes, runs, _unit(name))
 
     return draw
 
 
 def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
+    from matplotlib.transforms import offset_copy
+
+    _plot(axes, runs, "accuracy")
     for place, run in enumerate(runs):
-        _plot(axes, run, "accuracy", place)
         records = run.evaluations
         if records:
             middle = [record["accuracy"] for record in records]
             below = [max(record["accuracy"] - record["low"], 0) for record in records]
             above = [max(record["high"] - record["accuracy"], 0) for record in records]
-            colour = COLOURS[place % len(COLOURS)]
             steps = [record["step"] for record in records]
-            axes.errorbar(steps, middle, (below, above), fmt="o", color=colour, markersize=3.5, capsize=2, elinewidth=1)
+            # Runs are evaluated at the same steps: their marks stand beside each other.
+            beside = offset_copy(axes.transData, axes.figure, x=5 * (place - (len(runs) - 1) / 2), units="points")
+            axes.errorbar(
+                steps, middle, (below, above), fmt="o", color=_colour(place), transform=beside,
+                markersize=3.5, capsize=2, elinewidth=1,
+            )  # fmt: skip
     axes.set_ylim(-0.02, 1.02)
     _finish(axes, runs, "share correct")
 
@@ -244,7 +267,7 @@ def _phases(axes: Any, runs: Sequence[RecordedRun]) -> None:
         width = [phase_means(run)[phase] for run in runs]
         axes.barh(
             rows, width, left=left, label=phase, height=0.6,
-            color=COLOURS[place % len(COLOURS)], hatch=hatches[place], edgecolor="white", linewidth=0.5,
+            color=_colour(place), hatch=hatches[place], edgecolor="white", linewidth=0.5,
         )  # fmt: skip
         left = [start + more for start, more in zip(left, width, strict=True)]
     axes.set_yticks(rows, names)

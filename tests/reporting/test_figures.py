@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
 
-from delta_cli.reporting.figures import Drawing, charts
+from delta_cli.reporting.figures import COLOURS, LINE, WIDER, Drawing, charts
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import write_report
 from tests.reporting import synthetic
@@ -48,3 +50,28 @@ def test_a_figure_is_laid_out_once(run_path: Path, tmp_path: Path, monkeypatch: 
     other = synthetic.run(tmp_path / "other", steps=2).path
     written = write_report([run_path, other], tmp_path / "report.html", tmp_path / "figures")
     assert len(layouts) == (len(written) - 1) / 2 == len(set(layouts))
+
+
+def test_runs_that_coincide_stay_visible(run_path: Path, tmp_path: Path) -> None:
+    """Six equal runs, one more than there are dashes: the lines show the colours of all."""
+    runs = [named(run_path, str(place)) for place in range(6)]
+    for chart in charts(runs):
+        if chart.name not in ("reward", "accuracy"):
+            continue
+        with Image.open(Drawing(chart, runs).write_files(tmp_path)[0]) as image:
+            pixels = np.asarray(image.convert("RGB"))[: image.height * 2 // 3]  # without the names below
+        for colour in COLOURS[:6]:
+            of_run = (pixels == [int(colour[at : at + 2], 16) for at in (1, 3, 5)]).all(axis=2)
+            assert of_run.any(axis=0).sum() > image.width / 5, f"{chart.name}: {colour}"
+
+
+def test_a_line_is_wider_only_where_others_cover_it(tmp_path: Path) -> None:
+    """Two of three runs coincide, to a gap that cannot be seen, in half of their steps."""
+    runs = []
+    for place, rewards in enumerate(([0.1, 0.2, 0.5, 0.9], [0.1, 0.201, 0.9, 0.1], [0.9, 0.8, 0.7, 0.2])):
+        folder, _ = synthetic.start(tmp_path / str(place))
+        for step, reward in enumerate(rewards, 1):
+            folder.append(folder.metrics, synthetic.metrics(step, reward))
+        runs.append(RecordedRun(folder.path))
+    (axes,) = Drawing(charts(runs)[0], runs).figure.axes
+    assert [line.get_linewidth() for line in axes.get_lines()] == [LINE + WIDER, LINE, LINE]
