@@ -15,6 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 # Measures after the page is laid out; times scrolling by the layout that each step forces.
 SCRIPT = """
 addEventListener("load", () => {
+  document.querySelectorAll("details").forEach(details => { details.open = true; });
   const times = [];
   for (let place = 0; place < 40; place++) {
     const start = performance.now();
@@ -24,11 +25,17 @@ addEventListener("load", () => {
   }
   const boxes = [...document.querySelectorAll(".card")].map(card => card.getBoundingClientRect());
   const colour = found => found && getComputedStyle(found).backgroundColor;
-  document.body.dataset.measured = JSON.stringify({
+  const tables = [...document.querySelectorAll("table")].map(table => table.parentElement);
+  const captions = [...document.querySelectorAll("caption")].map(caption => caption.getBoundingClientRect());
+  parent.document.body.dataset.measured = JSON.stringify({
     cards: boxes.length,
     overlapping: boxes.some((a, i) => boxes.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1
                                                            && a.top < b.bottom - 1 && b.top < a.bottom - 1)),
     overflow: document.documentElement.scrollWidth - innerWidth,
+    tables: tables.length,
+    wide: tables.filter(table => table.scrollWidth > table.clientWidth).map(table => table.innerText.slice(0, 80)),
+    beside: captions.every((caption, i) => i % 2 || captions[i + 1].top === caption.top
+                                                  && captions[i + 1].left > caption.right),
     tokens: document.querySelectorAll(".tokens span").length,
     titles: document.querySelectorAll(".tokens span[title]").length,
     amplified: colour(document.querySelector(".tokens .u8")),
@@ -41,13 +48,15 @@ addEventListener("load", () => {
 
 
 def measure(page: Path, scratch: Path, width: int = 1280) -> dict[str, Any]:
-    """What SCRIPT finds in a copy of the page that allows it to run."""
+    """What SCRIPT finds in a copy of the page that allows it to run, in a frame: windows cannot be as narrow."""
     text = page.read_text(encoding="utf-8")
     opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
     copy = scratch / "measured.html"
-    copy.write_text(opened.replace("</body>", f"<script>{SCRIPT}</script></body>"), encoding="utf-8")
-    dump = _chromium("--dump-dom", f"--window-size={width},900", copy.resolve().as_uri())
-    found = re.search(r'data-measured="([^"]*)"', dump)
+    framed = html.escape(opened.replace("</body>", f"<script>{SCRIPT}</script></body>"))
+    frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{framed}"></iframe>'
+    copy.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
+    dump = _chromium("--dump-dom", f"--window-size={width + 100},1000", copy.resolve().as_uri())
+    found = re.search(r'<body data-measured="([^"]*)"', dump)
     assert found, dump[-500:]
     return json.loads(html.unescape(found[1]))  # type: ignore[no-any-return]
 

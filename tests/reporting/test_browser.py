@@ -12,6 +12,7 @@ from delta_cli.reporting.inspection import inspect_run
 from delta_cli.reporting.page import inspection_page
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import write_report
+from tests.reporting import synthetic
 from tests.reporting.browser import CHROMIUM, measure, screenshot
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -26,7 +27,7 @@ def colours(picture: Path) -> set[tuple[int, ...]]:
     return {tuple(map(int, colour)) for colour in np.unique(pixels, axis=0)}
 
 
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", [360, 1280])
 def test_inspection(run_path: Path, tmp_path: Path, width: int) -> None:
     """Three different responses beside each other or below, every token with a value to hover."""
     page = tmp_path / "inspect.html"
@@ -37,6 +38,9 @@ def test_inspection(run_path: Path, tmp_path: Path, width: int) -> None:
     assert found["overflow"] <= 0
     assert not found["overlapping"]
     assert found["amplified"] != found["damped"]
+    assert found["beside"]
+    assert found["tables"] == 6
+    assert not found["wide"]
 
 
 def test_the_heatmap_is_orange_and_blue(run_path: Path, tmp_path: Path) -> None:
@@ -47,6 +51,21 @@ def test_the_heatmap_is_orange_and_blue(run_path: Path, tmp_path: Path) -> None:
     seen = colours(picture)
     assert any(red > 230 and blue < 120 for red, _, blue in seen)
     assert any(blue > 230 and red < 130 for red, _, blue in seen)
+
+
+def test_tables_fit_a_telephone(run_path: Path, tmp_path: Path) -> None:
+    """Three runs, long names and values: nothing has to be moved sideways; amplified and damped are side by side."""
+    runs = [synthetic.run(tmp_path / f"run-{place}-with-a-rather-long-name", steps=2) for place in range(2)]
+    text = runs[0].recipe.read_text(encoding="utf-8").replace('"tiny-base"', f'"{"organisation/" * 6}model"')
+    runs[0].recipe.write_text(text, encoding="utf-8")
+    assert "organisation/" in text
+    page = tmp_path / "report.html"
+    write_report([run_path, *(run.path for run in runs)], page)
+    found = measure(page, tmp_path, 360)
+    assert found["tables"] > 40
+    assert not found["wide"]
+    assert found["overflow"] <= 0
+    assert found["beside"]
 
 
 def test_report(run_path: Path, tmp_path: Path) -> None:
