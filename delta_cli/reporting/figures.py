@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from delta_cli.reporting import clouds
+from delta_cli.reporting.outcomes import lengths_by_outcome
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.text import visible
 from delta_cli.training.metrics import METRICS, PHASES
@@ -18,6 +19,7 @@ from delta_cli.training.metrics import METRICS, PHASES
 # Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
 WIDTH = 5.2  # inches
 LONGEST_NAME = 28  # characters of a run's name in a figure
@@ -47,6 +49,7 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
         Chart("reward", "Reward", _meaning("reward_mean"), _line("reward_mean")),
         Chart("accuracy", "Accuracy", "share correct: lines in training, marks with bars held out (95 %)", _accuracy),
         Chart("length", "Response length", _meaning("response_length_mean"), _line("response_length_mean")),
+        *_outcomes(runs),
         Chart("entropy", "Entropy", _meaning("entropy_mean"), _line("entropy_mean")),
         Chart("clip_fraction", "Clip fraction", _meaning("clip_fraction"), _line("clip_fraction")),
         Chart("kl_old", "KL to the rollout policy", _meaning("kl_old"), _line("kl_old")),
@@ -160,8 +163,13 @@ def _plot(axes: Any, runs: Sequence[RecordedRun], name: str) -> None:
         if len(values) >= SMOOTHED:
             axes.plot(steps, values, color=_colour(place), alpha=0.25, linewidth=0.8)
             values = _smooth(values)
-        width = LINE + WIDER * sum(_coincide(drawn[place], other, drawn) for other in drawn[place + 1 :])
+        width = LINE + WIDER * _covered(place, drawn)
         axes.plot(steps, values, label=_short(run.name), linewidth=width, **_style(place))
+
+
+def _covered(place: int, drawn: Sequence[Series]) -> int:
+    """How many of the lines that are drawn after this one coincide with it."""
+    return sum(_coincide(drawn[place], other, drawn) for other in drawn[place + 1 :])
 
 
 def _coincide(one: Series, other: Series, drawn: Sequence[Series]) -> bool:
@@ -220,6 +228,29 @@ def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
             )  # fmt: skip
     axes.set_ylim(-0.02, 1.02)
     _finish(axes, runs, "share correct")
+
+
+def _outcomes(runs: Sequence[RecordedRun]) -> list[Chart]:
+    """The figure of response lengths by outcome, where responses are recorded."""
+    found = [lengths_by_outcome(run) for run in runs]
+    if not any(lengths.steps for lengths in found):
+        return []
+
+    def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
+        right = [(lengths.steps, lengths.right) for lengths in found]
+        wrong = [(lengths.steps, lengths.wrong) for lengths in found]
+        for place, run in enumerate(runs):
+            who = f"{_short(run.name)}, " if len(runs) > 1 else ""
+            size = 4 + 2 * WIDER * max(_covered(place, right), _covered(place, wrong))
+            style = {"color": _colour(place), "marker": MARKS[place % len(MARKS)], "markersize": size, "linewidth": 1}
+            hollow = style | {"linestyle": "--", "markerfacecolor": "none"}
+            axes.plot(*right[place], label=f"{who}right", **style)
+            axes.plot(*wrong[place], label=f"{who}wrong", **hollow)
+        _finish(axes, runs[:1], "tokens")
+        _legend(axes)
+
+    caption = "mean length of recorded responses: full marks right, hollow ones wrong"
+    return [Chart("length_outcome", "Response length by outcome", caption, draw)]
 
 
 def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], None]:

@@ -25,7 +25,8 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
     assert write_report([run_path], output) == [output]
     page = output.read_text(encoding="utf-8")
     seen = Seen(page)
-    for name in ("reward", "accuracy", "length", "entropy", "clip_fraction", "coefficients_1", "words_1", "phases"):
+    lines = ("reward", "accuracy", "length", "length_outcome", "entropy", "clip_fraction")
+    for name in (*lines, "coefficients_1", "words_1", "phases"):
         assert f'id="figure-{name}"' in page
     for text in (
         "40.0% → 40.0%",
@@ -36,7 +37,7 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
         assert text in seen.text
     assert "script" not in seen.tags
     assert seen.fetched == [ref for ref in seen.fetched if ref.startswith("#")]
-    assert seen.tags.count("svg") == 11
+    assert seen.tags.count("svg") == 12
 
 
 def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
