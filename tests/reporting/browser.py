@@ -61,9 +61,10 @@ def measure(page: Path, scratch: Path, width: int = 1280) -> dict[str, Any]:
     return json.loads(html.unescape(found[1]))  # type: ignore[no-any-return]
 
 
-def screenshot(page: Path, picture: Path, width: int = 1280, height: int = 900) -> None:
-    """The page as it looks."""
-    _chromium(f"--screenshot={picture}", f"--window-size={width},{height}", page.resolve().as_uri())
+def screenshot(page: Path, picture: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+    """The page as it looks to one who prefers a light or a dark theme."""
+    theme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    _chromium(f"--screenshot={picture}", f"--window-size={width},{height}", theme, page.resolve().as_uri())
 
 
 def _chromium(*arguments: str) -> str:

@@ -68,6 +68,21 @@ def test_tables_fit_a_telephone(run_path: Path, tmp_path: Path) -> None:
     assert found["beside"]
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_figures_follow_the_theme(run_path: Path, tmp_path: Path, dark: bool) -> None:
+    """A dark page has light letters and axes, a light one dark ones, and its figures as well."""
+    page, picture = tmp_path / "report.html", tmp_path / "report.png"
+    write_report([run_path], page)
+    alone = page.read_text(encoding="utf-8").replace(
+        "</style>", "main > :not(.cards), figcaption { display: none }</style>"
+    )
+    page.write_text(alone, encoding="utf-8")
+    screenshot(page, picture, dark=dark)
+    brightness = {sum(colour) / 3 for colour in colours(picture)}
+    assert (min(brightness) > 15) if dark else (max(brightness) == 255)
+    assert (max(brightness) > 225) if dark else (min(brightness) < 30)
+
+
 def test_report(run_path: Path, tmp_path: Path) -> None:
     """Every figure has a size, the heatmaps are there, the page does not scroll sideways."""
     page = tmp_path / "report.html"
