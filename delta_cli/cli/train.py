@@ -75,7 +75,10 @@ def train(
         ranks = registry.join(registry.resolve(backend))
         choice = _choose(recipe, run_dir, resume, overrides) if rank == 0 else None
         folder, loaded = from_first(ranks, choice)
-        sys.exit(_train(loaded, backend, folder, mode, resume, ranks))
+        code = _train(loaded, backend, folder, mode, resume, ranks)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # all is written; torch's threads of the group may abort in the interpreter's end
     folder, loaded = _choose(recipe, run_dir, resume, overrides, dry_run)
     if dry_run:
         _dry_run(loaded, backend, mode)
