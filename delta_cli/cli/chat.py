@@ -67,8 +67,11 @@ def chat(
     subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))
     recipe = subject.recipe
     tokenizer = Tokenizer.load(subject.settings.model)
-    if template is None:
-        template = template_of(recipe) if recipe is not None else None if tokenizer.converses else "plain"
+    if template is None and recipe is not None:
+        template = template_of(recipe)
+        tokenizer.chatting(recipe.data.system, recipe.data.thinking)
+    elif template is None and not tokenizer.converses:
+        template = "plain"
     if system is not None and template is not None:
         raise UserError("--system is for conversations; here every question stands alone in a template: leave it out")
     if temperature is None:
@@ -77,7 +80,8 @@ def chat(
         max_tokens = recipe.rollout.max_tokens if recipe is not None else LONGEST
     with closing(registry.create(backend, subject.settings)) as engine:
         subject.load_into(engine)
-        sampling = Sampling(max_tokens, tokenizer.eos_ids, temperature, top_p, seed=seed)
+        stop = tokenizer.stop_text(recipe.rollout.stop) if recipe is not None else None
+        sampling = Sampling(max_tokens, tokenizer.eos_ids, temperature, top_p, seed=seed, stop=stop)
         _hold(Conversation(engine, tokenizer, template, sampling, system), prompt)
 
 

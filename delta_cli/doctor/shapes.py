@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delta_cli.assets import model_path
+from delta_cli.assets import config_file
 from delta_cli.errors import UserError
 
 
@@ -66,9 +66,7 @@ def shape_of(model: str) -> tuple[Shape, dict[str, Any]]:
 
     Raises UserError where neither the folder nor the table has it.
     """
-    folder = Path(model_path(model)).expanduser()
-    file = folder / "config.json" if folder.is_dir() else _cached(model)
-    if file is not None:
+    if (file := config_file(model)) is not None:
         return _from_config(file)
     if model in KNOWN:
         return KNOWN[model], {}
@@ -94,16 +92,3 @@ def _from_config(file: Path) -> tuple[Shape, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the config of a language model ({type(error).__name__}: {error})") from None
     return shape, config
-
-
-def _cached(model: str) -> Path | None:
-    """The config of a model that was downloaded before."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # not a hub name
-        return None
-    return Path(found) if isinstance(found, str) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from backends.interface import RolloutRequest, Sampler, Sampling
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.rewards.responses import before_stop
 from delta_cli.training.seeds import derive
 
 
@@ -25,7 +26,7 @@ class Conversation:
     sampler: Sampler
     tokenizer: Tokenizer
     template: str | None
-    sampling: Sampling  # max_tokens, temperature, top_p, and the seed that each answer's is derived from
+    sampling: Sampling  # of every answer, but for the seed, from which each answer's is derived
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
     asked: int = 0
@@ -33,17 +34,10 @@ class Conversation:
     def ask(self, question: str) -> tuple[str, bool]:
         """The answer to a question, and whether it was cut at the limit."""
         prompt = self._prompt(question)
-        seed = derive(self.sampling.seed, self.asked, "chat")
-        sampling = Sampling(
-            self.sampling.max_tokens,
-            self.tokenizer.eos_ids,
-            self.sampling.temperature,
-            self.sampling.top_p,
-            seed=seed,
-        )
+        sampling = replace(self.sampling, seed=derive(self.sampling.seed, self.asked, "chat"))
         drawn = self.sampler.rollout(RolloutRequest((prompt,), sampling))
         self.asked += 1
-        answer = self.tokenizer.decode(drawn.tokens)
+        answer = before_stop(self.tokenizer.decode(drawn.tokens), sampling)
         begun = opened_think(self.tokenizer.decode(prompt, skip_special=False))
         if self.template is None:
             self.messages.append({"role": "assistant", "content": begun + answer})

@@ -14,7 +14,7 @@ from delta_cli.evaluation.compare import Comparison, Row
 from delta_cli.evaluation.found import Found
 from delta_cli.evaluation.results import Evaluation, KindResult, Summary
 from delta_cli.evaluation.statistics import Estimate
-from delta_cli.reporting.text import count
+from delta_cli.text import count
 
 Cell = tuple[str, ...]  # parts on one line where there is room, else below each other
 LABELS = (24, 14)  # cells that a row's label may take where room is short

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from delta_cli.reporting.recorded import RecordedRun
-from delta_cli.reporting.text import visible
 from delta_cli.reporting.tokens import TokenCredit, TokenStatistics
+from delta_cli.text import visible
 
 WORDS = 24  # of each half
 READ_TOKENS = 200_000  # of the last recorded steps

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from delta_cli.reporting.live import LiveObserver
 from delta_cli.reporting.pace import Pace
-from delta_cli.reporting.text import count, duration, evaluation_line, number, percent, visible
+from delta_cli.text import count, duration, evaluation_line, number, percent, visible
 from delta_cli.training.observer import Example, Notice, Observer, Record
 
 Mode = Literal["auto", "live", "plain", "quiet", "json"]

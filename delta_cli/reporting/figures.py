@@ -13,7 +13,7 @@ from typing import Any
 from delta_cli.reporting import clouds
 from delta_cli.reporting.outcomes import lengths_by_outcome
 from delta_cli.reporting.recorded import RecordedRun
-from delta_cli.reporting.text import visible
+from delta_cli.text import visible
 from delta_cli.training.metrics import METRICS, PHASES
 
 # Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.

@@ -14,8 +14,8 @@ from rich.tree import Tree
 from delta_cli.reporting.inspection import Inspection, Read
 from delta_cli.reporting.prefixes import Node
 from delta_cli.reporting.scale import DOWN, EVEN, LEVELS, UP, Scale, mark, terminal_style
-from delta_cli.reporting.text import quoted, signed, visible
 from delta_cli.reporting.tokens import KINDS, TokenCredit, TokenTable
+from delta_cli.text import quoted, signed, visible
 
 SIDE_BY_SIDE = 80  # terminal columns from which two responses stand beside each other
 TOKENS = 400  # of a response that are shown

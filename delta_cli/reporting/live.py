@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from delta_cli.reporting.pace import Pace
-from delta_cli.reporting.text import (
+from delta_cli.text import (
     duration,
     evaluation_line,
     memory,

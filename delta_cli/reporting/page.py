@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from delta_cli.reporting import text
+from delta_cli import text
 from delta_cli.reporting.inspection import Inspection, Read
 from delta_cli.reporting.scale import LEVELS, Scale, css_class, mark
 from delta_cli.reporting.tokens import KINDS

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
-from delta_cli.reporting.text import NONE, percent, visible
+from delta_cli.text import NONE, percent, visible
 from delta_cli.training import exported
 from delta_cli.training.ending import ending_of
 from delta_cli.training.run_folder import RunFolder, read_lines

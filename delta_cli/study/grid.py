@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import to_toml
-from delta_cli.reporting.text import duration, percent
 from delta_cli.study.plan import Arm, Measure, Study
+from delta_cli.text import duration, percent
 from delta_cli.training import checkpoint, exported
 from delta_cli.training.run_folder import RunFolder, read_lines
 

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from delta_cli.evaluation.results import Evaluation
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
-from delta_cli.reporting.text import count
 from delta_cli.study.grid import cells
 from delta_cli.study.plan import Study
 from delta_cli.study.summary import Interval, over_seeds
+from delta_cli.text import count
 
 AVERAGE = "Avg"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from delta_cli.reporting.text import count
 from delta_cli.study.plan import Study
 from delta_cli.study.summary import ArmSummary, Interval, Outcome
+from delta_cli.text import count
 
 
 def table(study: Study, rows: Sequence[ArmSummary]) -> Table:

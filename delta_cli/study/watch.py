@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from delta_cli.reporting.text import duration
 from delta_cli.study.grid import Grid
+from delta_cli.text import duration
 
 REFRESH_PER_SECOND = 1  # each reads the metrics of the runs under way
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delta_cli.data.tokenizer import Ids, Tokenizer
-from delta_cli.reporting.equations import find_equations
+from delta_cli.rewards.equations import find_equations
 from delta_cli.training.rollouts import RolloutBatch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -10,13 +11,12 @@ from pathlib import Path
 from backends import registry
 from backends.collective import SOLO
 from backends.interface import BackendSettings, Collective, LoraSettings, OptimizerSettings
-from delta_cli.assets import model_path
+from delta_cli.assets import config_file, model_path
 from delta_cli.data import word_problems
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
 from delta_cli.data.prompts import CHAT, encode_prompt
 from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.doctor.shapes import shape_of
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
@@ -111,10 +111,12 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> None:
     """Raise UserError where the longest prompt and response together are more than the model can read."""
     limits, template = recipe.rollout, template_of(recipe)
+    file = config_file(recipe.model.path)
     try:
-        context = shape_of(recipe.model.path)[1].get("max_position_embeddings")
-    except UserError:  # of a kind whose config says it otherwise, or not here
+        config = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError):  # which the backend says when it reads it
         return
+    context = config.get("max_position_embeddings") if isinstance(config, dict) else None
     if not isinstance(context, int) or limits.max_prompt_tokens + limits.max_tokens <= context:
         return
     lengths = [len(encode_prompt(problem, template, tokenizer)) for problem in (*data.problems, *data.held_out)]

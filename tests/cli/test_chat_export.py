@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.data.tokenizer import Tokenizer as OurTokenizer
 from delta_cli.errors import UserError
-from delta_cli.evaluation import publish
-from delta_cli.evaluation.card import card, licence_of
 from delta_cli.evaluation.conversation import Conversation
+from delta_cli.publishing import publish
+from delta_cli.publishing.card import card, licence_of
 
 SUM = "12+34=?"
 
@@ -47,6 +48,19 @@ def test_a_run_is_asked_as_it_was_trained(run: Path) -> None:
     assert "boxed" in second
     typed = delta("chat", str(run), "--backend", "fake", "--temperature", "0", typed=f"{SUM}\n10+20=?\n\nnever asked\n")
     assert typed.stdout.splitlines() == [first, second]
+
+
+def test_a_run_is_asked_with_its_stop_strings_and_system_message(run: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(run, own)
+    ask = ("--backend", "fake", "--temperature", "0", "--prompt", SUM)
+    whole = delta("chat", str(own), *ask).stdout
+    assert whole.startswith("2+4=6 ")
+    recipe = (own / "recipe.toml").read_text()
+    (own / "recipe.toml").write_text(recipe.replace("stop = []", 'stop = ["=6"]'))
+    assert delta("chat", str(own), *ask).stdout == "2+4\n"
+    (own / "recipe.toml").write_text(recipe.replace("[data]", '[data]\nsystem = "9"'))
+    assert delta("chat", str(own), *ask).stdout != whole, "the message is part of the prompt"
 
 
 def test_an_answer_that_is_cut_says_so(run: Path) -> None:

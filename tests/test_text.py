@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from delta_cli.reporting.text import duration, evaluation_line, memory, number, sparkline, tail, visible
+from delta_cli.text import duration, evaluation_line, memory, number, sparkline, tail, visible
 
 
 @given(st.text(st.characters(codec=None)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backends import registry
 from delta_cli.errors import UserError
-from delta_cli.evaluation.card import write_card
+from delta_cli.publishing.card import write_card
 
 BITS = (2, 3, 4, 6, 8)  # that mlx-lm quantises to
 HUB = "pip install 'delta-rlvr[hub]'"

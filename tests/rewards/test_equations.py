@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from delta_cli.reporting.equations import find_equations
+from delta_cli.rewards.equations import find_equations
 
 # Judged by hand: the equations that stand in the text, with ✗ behind those that do not hold.
 FOUND = {

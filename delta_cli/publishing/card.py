@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from delta_cli import __version__
 from delta_cli.assets import model_path
@@ -11,6 +10,7 @@ from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.document import to_toml
 from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.text import percent
 
 LIBRARY = {True: "mlx", False: "transformers"}  # by whether the weights are quantised, which mlx-lm alone reads
 
@@ -85,7 +85,7 @@ def _cached(model: str) -> str:
 def _curve(recorded: RecordedRun) -> list[str]:
     """The held-out accuracy over the run, or its rewards where there was no evaluation."""
     if recorded.evaluations:
-        rows = [f"| {record['step']} | {_percent(record.get('accuracy'))} |" for record in recorded.evaluations]
+        rows = [f"| {record['step']} | {percent(record.get('accuracy'))} |" for record in recorded.evaluations]
         return ["## Held-out accuracy while training\n\n| step | accuracy |\n|---|---|\n" + "\n".join(rows)]
     if not recorded.metrics:
         return []
@@ -107,7 +107,3 @@ def _evaluations(run: Path, step: int | None) -> list[str]:
         return []
     head = "| suite | avg@k | k | temperature | top-p |\n|---|---|---|---|---|\n"
     return ["## Evaluations\n\n" + head + "\n".join(rows)]
-
-
-def _percent(value: Any) -> str:
-    return f"{value:.1%}" if isinstance(value, int | float) else ""
