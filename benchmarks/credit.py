@@ -11,6 +11,9 @@ distances. The public code runs a model forward for each pass on top, which is n
 Times are taken in turns in one process; peak memory is what a fresh process needs beyond the
 hidden states; errors are against the literal procedure in float64. The hidden states have a few
 dimensions of large mean and spread, as post-norm hidden states of language models do.
+
+``on N alone`` is what is left of our time where both reductions over [N, H] cost nothing: the part
+that numpy does on the host wherever the features lie.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from typing import Any
 
 import numpy as np
 from common import in_fresh_process, interleaved, median_ratio, peak_memory, show, write
+from numpy.typing import ArrayLike
 
 from delta_cli.credit import output_row_features, token_coefficients
+from delta_cli.credit.features import Features
 
 SIZES = ("10000x256", "10000x1024", "10000x4096", "100000x256", "100000x1024", "100000x4096", "1000000x256")
 RESPONSE = 250  # tokens
@@ -103,6 +108,37 @@ def literal(batch: Batch, dtype: type[np.floating] = np.float32) -> tuple[np.nda
     return weights * (len(weights) / weights.sum()), D
 
 
+class Replayed:
+    """Features whose reductions are answered from memory, in the order in which a first run asked for them."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.answers: list[np.ndarray] = []
+        self._features: Features | None = output_row_features(batch.hidden, batch.logp)
+        self._next: Iterator[np.ndarray] = iter(())
+        self.coefficients()
+        self._features = None
+
+    def coefficients(self) -> None:
+        """The coefficients once: at first with the reductions, later without."""
+        self._next = iter(self.answers)
+        token_coefficients(self, self.batch.advantages, self.batch.starts)
+
+    def weighted_sum(self, weights: ArrayLike) -> np.ndarray:
+        """Σ_t weights[s, t]·v_t, [S, H]."""
+        return self._answer("weighted_sum", weights)
+
+    def project(self, direction: ArrayLike) -> np.ndarray:
+        """⟨v_t, direction⟩ for every token, [N]."""
+        return self._answer("project", direction)
+
+    def _answer(self, reduction: str, argument: ArrayLike) -> np.ndarray:
+        if self._features is None:
+            return next(self._next)
+        self.answers.append(getattr(self._features, reduction)(argument))
+        return self.answers[-1]
+
+
 WAYS = {"ours": ours, "literal": literal}
 
 
@@ -110,12 +146,14 @@ def measure(size: str, rounds: int) -> dict[str, Any]:
     """Time, peak memory and error of both ways at one size."""
     tokens, width = map(int, size.split("x"))
     batch = Batch(tokens, width)
-    seconds = interleaved({name: partial(way, batch) for name, way in WAYS.items()}, rounds)
+    ways = {name: partial(way, batch) for name, way in WAYS.items()}
+    seconds = interleaved(ways | {"on N alone": Replayed(batch).coefficients}, rounds)
     weights, margins = literal(batch, np.float64)
     row: dict[str, Any] = {
         "tokens": tokens,
         "hidden": width,
         "speedup": median_ratio(seconds["literal"], seconds["ours"]),
+        "seconds_on_n_alone": statistics.median(seconds["on N alone"]),
     }
     for name, way in WAYS.items():
         found_weights, found_margins = way(batch)
@@ -147,6 +185,7 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             "H": f"{row['hidden']:,}",
             "seconds": f"{row['literal']['seconds']:.2f} → {row['ours']['seconds']:.2f}",
             "faster": f"{row['speedup']:.1f}×",
+            "on N alone": f"{row['seconds_on_n_alone']:.3f}",
             "peak MB": f"{row['literal']['peak_bytes'] / 1e6:.0f} → {row['ours']['peak_bytes'] / 1e6:.0f}",
             "error of weights": f"{row['literal']['weight_error']:.0e} → {row['ours']['weight_error']:.0e}",
         }

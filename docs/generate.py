@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
 
-from delta_cli.credit.methods import PRESETS, Method
+from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
 from delta_cli.doctor import plan_text
 from delta_cli.doctor.assumed import ASSUMPTIONS
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
@@ -393,7 +393,8 @@ def _preset(name: str) -> tuple[str, ...]:
         for field in fields(Method)
         if field.name not in CHOICES and getattr(method, field.name) != field.default
     )
-    return (f"`{name}`", *(getattr(method, choice) for choice in CHOICES), ", ".join(changed))
+    credit = (f"delta.{field} {value}" for field, value in PRESET_CREDIT.get(name, {}).items())
+    return (f"`{name}`", *(getattr(method, choice) for choice in CHOICES), ", ".join([*changed, *credit]))
 
 
 def _code(text: str) -> str:

@@ -80,7 +80,12 @@ PRESETS: dict[str, Method] = {
     "gspo": Method("group_normalised", "uniform", "sequence_clip", "response_mean", eps_low=3e-4, eps_high=4e-4),
     "cispo": Method("group_normalised", "uniform", "stop_gradient", "token_mean"),
     "delta": replace(_DAPO, credit="delta"),
+    "delta_group": replace(_DAPO, credit="delta"),
 }
+
+# What presets change in the coefficients themselves. delta_group is the variant that came out ahead of DAPO where the
+# one hypothesis of the lab was tested (docs/real.md): the exact proxy, with centroids inside each prompt's group.
+PRESET_CREDIT: dict[str, dict[str, str]] = {"delta_group": {"proxy": "hidden_exact", "scope": "group"}}
 
 
 def method(preset: str, **changes: Any) -> Method:

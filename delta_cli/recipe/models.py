@@ -23,6 +23,7 @@ from delta_cli.credit.coefficients import (
     WeightingKind,
 )
 from delta_cli.credit.methods import (
+    PRESET_CREDIT,
     PRESETS,
     AggregationKind,
     CreditKind,
@@ -31,7 +32,9 @@ from delta_cli.credit.methods import (
     method,
 )
 
-Preset = Literal["reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta"]
+Preset = Literal[
+    "reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta", "delta_group"
+]
 assert set(get_args(Preset)) == set(PRESETS)
 
 ENGINE_CAP = 2.0  # update.importance_cap with an external engine
@@ -386,6 +389,16 @@ class Recipe(Section):
     tracking: Tracking = Tracking()
     parallel: Parallel = Parallel()
     engine: Engine = Engine()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _credit_of_the_preset(cls, table: Any) -> Any:
+        """Absent keys of [delta] are the preset's."""
+        section = table.get("method") if isinstance(table, dict) else None
+        preset = section.get("preset") if isinstance(section, dict) else None
+        if isinstance(preset, str) and preset in PRESET_CREDIT and isinstance(table.get("delta", {}), dict):
+            return table | {"delta": PRESET_CREDIT[preset] | table.get("delta", {})}
+        return table
 
     @model_validator(mode="before")
     @classmethod

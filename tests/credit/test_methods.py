@@ -237,5 +237,6 @@ def test_presets_are_the_table() -> None:
         "gspo": (group, "uniform", "sequence_clip", "response_mean", 4e-4, None),
         "cispo": (group, "uniform", "stop_gradient", "token_mean", 0.2, None),
         "delta": (group, "delta", "clip", "token_mean", 0.28, 10.0),
+        "delta_group": (group, "delta", "clip", "token_mean", 0.28, 10.0),
     }
     assert isinstance(method("grpo", eps_high=0.3), Method)

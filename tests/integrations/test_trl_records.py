@@ -75,7 +75,8 @@ def test_inspect_and_report_open_what_is_written(tmp_path: Path) -> None:
         assert record["reward_mean"] == pytest.approx(entry["reward"])
         assert record["accuracy"] == pytest.approx(entry["reward"])  # rewards are 0 or 1
         assert record["response_length_mean"] == pytest.approx(entry["completions/mean_length"])
-        assert record["entropy_mean"] == pytest.approx(entry["entropy"], rel=1e-4)
+        recorded_step = record["step"] in recorded.steps  # entropies take TRL's forward more memory: none elsewhere
+        assert record["entropy_mean"] == (pytest.approx(entry["entropy"], rel=1e-4) if recorded_step else None)
     responses = list(recorded.responses(1))
     assert len(responses) == 16
     assert [response.group for response in responses] == np.repeat(range(4), 4).tolist()

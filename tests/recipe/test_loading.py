@@ -114,6 +114,13 @@ def test_a_method_is_its_preset_with_changes() -> None:
     assert (method.credit, method.eps_high, method.dual_clip) == ("delta", 0.5, PRESETS["dapo"].dual_clip)
 
 
+def test_a_preset_may_change_the_coefficients_too() -> None:
+    delta = load_recipe(None, ["method.preset=delta_group", "delta.proxy=hidden_topk"]).delta
+    assert (delta.proxy, delta.scope) == ("hidden_topk", "group")
+    assert load_recipe(None, ["method.preset=delta_group"]).delta.proxy == "hidden_exact"
+    assert load_recipe(None, ["method.preset=delta"]).delta.scope == "batch"
+
+
 def test_every_key_has_a_meaning() -> None:
     reference = {key.name: key for key in key_reference()}
     assert set(reference) == {name for name, _ in walk(Recipe)}

@@ -97,19 +97,21 @@ class Processes:
 
 
 def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> dict[str, Any]:
-    """Statistics of the coefficients of all processes, as ``delta train`` has them, and the mean entropy."""
+    """Statistics of the coefficients of all processes, as ``delta train`` has them, and the mean entropy if known."""
     per_token = np.repeat(found.advantages, found.counted.sum(1))
     columns = np.stack([found.coefficients.weights, found.coefficients.margins, per_token], axis=1)
     table = torch.from_numpy(columns).float().to(accelerator.device)  # [N, 3]
-    mask = torch.from_numpy(found.counted).to(scored.entropies.device)
-    table = torch.cat([table, scored.entropies[mask].float().to(table.device)[:, None]], dim=1)
+    known = scored.entropies is not None
+    entropies = scored.entropies if known else torch.zeros_like(scored.logps)
+    mask = torch.from_numpy(found.counted).to(entropies.device)
+    table = torch.cat([table, entropies[mask].float().to(table.device)[:, None]], dim=1)
     if accelerator.num_processes > 1:
         table = accelerator.gather(accelerator.pad_across_processes(table, dim=0, pad_index=float("nan")))
         table = table[~table[:, 0].isnan()]
-    weights, margins, advantages, entropies = table.double().cpu().numpy().T
+    weights, margins, advantages, nats = table.double().cpu().numpy().T
     everywhere = TokenCoefficients(weights, np.zeros_like(weights), margins, found.coefficients.degenerate)
     return {
         **describe_coefficients(everywhere, advantages),
-        "entropy_mean": float(entropies.mean()) if len(entropies) else None,
+        "entropy_mean": float(nats.mean()) if known and len(nats) else None,
         "tokens": len(weights),
     }

@@ -46,21 +46,30 @@ class Recorder:
         self._recorded: int | None = None  # step of the last rollouts
         self._clock = time.perf_counter()
 
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step) + 1
+
+    @property
+    def due(self) -> bool:
+        """Whether the rollouts of the generation batch under way will be written, which takes their entropies."""
+        every, step = self._arguments.delta_rollouts_every, self._step
+        return every > 0 and step != self._last and (self._recorded is None or step - self._recorded >= every)
+
     def record(
         self, output: Record, graded: Graded, scored: Scored, found: BatchCredit, statistics: Record, seconds: float
     ) -> None:
         """Write a generation batch down; of several in one optimizer step the first."""
-        every, accelerator = self._arguments.delta_rollouts_every, self._trainer.accelerator
-        step = self._trainer.state.global_step + 1
+        accelerator, step, due = self._trainer.accelerator, self._step, self.due
         fresh = len(graded.completions) == len(found.advantages)  # a subclass may have dropped completions
-        if not every or step == self._last or not fresh:
+        if not self._arguments.delta_rollouts_every or step == self._last or not fresh:
             return
         self._last = step
         metrics = self._metrics(graded, accelerator) | statistics | {"seconds_credit": seconds}
         if accelerator.is_main_process:
             self._begin(step - 1)
             self._folder.append(self._folder.metrics, {"step": step} | metrics)
-        if self._recorded is None or step - self._recorded >= every:
+        if due:
             self._recorded = step
             lines = list(self._lines(output, graded, scored, found))
             lines = gather_object(lines) if accelerator.num_processes > 1 else lines
@@ -150,6 +159,7 @@ class Recorder:
 
 def _per_token(scored: Scored, found: BatchCredit) -> dict[str, np.ndarray[Any, Any]]:
     """The columns of a recorded response, [B, T] each; coefficient 1 and margin 0 where a token does not count."""
+    assert scored.entropies is not None  # as the batch was due
     margins = np.zeros(found.counted.shape)
     margins[found.counted] = found.coefficients.margins
     columns = {

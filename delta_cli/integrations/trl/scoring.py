@@ -40,7 +40,7 @@ class Scored:
     """A generation batch of B completions, T tokens at most, under the policy that is about to be updated."""
 
     logps: Tensor  # [B, T] at the sampling temperature
-    entropies: Tensor  # [B, T] nats
+    entropies: Tensor | None  # [B, T] nats; None where nobody asked
     mask: Tensor  # [B, T] bool: tokens of which there are features, flat and in order
     features: TorchFeatures
 
@@ -70,9 +70,13 @@ class Scorer:
         attention_mask: Tensor,
         tokens: int,
         batch_size: int | None = None,
+        compute_entropy: bool = False,
         **inputs: Any,
     ) -> Scored:
-        """Run ``forward`` on prompts and completions [B, P + T] and keep the features; ``tokens`` is T."""
+        """Run ``forward`` on prompts and completions [B, P + T] and keep the features; ``tokens`` is T.
+
+        Entropies take TRL another [tokens, V] and a pass over it.
+        """
         mask = attention_mask[:, -tokens:].bool()
         size = batch_size or len(input_ids)
         chunks = [slice(first, first + size) for first in range(0, len(input_ids), size)]
@@ -94,7 +98,13 @@ class Scorer:
 
         with self._watch(input_ids[:, -tokens:], mask, keep):
             logps, entropies, _ = forward(
-                model, input_ids, attention_mask, tokens, batch_size=batch_size, compute_entropy=True, **inputs
+                model,
+                input_ids,
+                attention_mask,
+                tokens,
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                **inputs,
             )
         return Scored(logps, entropies, mask, features)
 

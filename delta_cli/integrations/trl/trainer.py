@@ -97,7 +97,14 @@ class DelTAMixin(_Base):
             return scores
         self._delta_watching = False  # the next one may be the reference's
         found = self._delta_scorer.score(
-            forward, model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **inputs
+            forward,
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size=batch_size,
+            compute_entropy=compute_entropy or self._delta_recorder.due,
+            **inputs,
         )
         self._delta_scored = found
         return found.logps, found.entropies if compute_entropy else None, None
@@ -144,6 +151,7 @@ class DelTAMixin(_Base):
                 torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 output["completion_ids"].size(1),
                 batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=self._delta_recorder.due,
                 **{name: output[name] for name in _MULTIMODAL if name in output},
             )
 
