@@ -167,6 +167,6 @@ class _Team:
                 if wait is None:
                     raise
                 reason = f" ({error})"
-                if self._stop[number].wait(wait):
+                if self._stop[number].wait(min(wait, max(end - time.monotonic(), 0))):
                     raise Aborted from None
         raise AssertionError  # the last attempt returns or raises
