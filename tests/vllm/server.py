@@ -63,6 +63,7 @@ class TestServer:
     version: str = VERSION
     tempered: bool = True  # log-probabilities at the sampling temperature
     seen: list[str] = field(default_factory=list)  # routes, as they were called
+    calls: list[tuple[str, str, Json]] = field(default_factory=list)  # authorization, route and body of each
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -208,6 +209,7 @@ def handler_of(server: TestServer) -> type[BaseHTTPRequestHandler]:
             if kind == "ignores":  # says that all went well
                 self._send(200, {"results": [None]})
                 return
+            server.calls.append((self.headers.get("Authorization", ""), route, body))
             status, found = server.answer(route, query, body)
             if kind == "not json":
                 self._send(status, b"<html>busy</html>")
