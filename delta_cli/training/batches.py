@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from backends.interface import BackendError, Learner, Proxy
+from backends.interface import BackendError, Learner, Proxy, Weights
 from delta_cli.data import sampler
 from delta_cli.data.problem import Problem
 from delta_cli.errors import StopRequested
@@ -73,10 +73,10 @@ class Batches:
                 clock.seconds[phase] += seconds
         return Batch(self._checked(found.batch), found.draws, self._learner.version - found.batch.version, waited)
 
-    def begin(self, number: int, draws: int) -> None:
-        """Draw the batch of step ``number`` from now on, in a thread."""
+    def begin(self, number: int, draws: int, weights: Weights | None) -> None:
+        """Draw the batch of step ``number`` from now on, in a thread, from ``weights`` where the sampler lacks them."""
         assert self._pool is not None
-        self._ahead = self._pool.submit(self._collect_ahead, number, draws)
+        self._ahead = self._pool.submit(self._collect_ahead, number, draws, weights)
 
     def settle(self) -> None:
         """Wait until nothing is being drawn."""
@@ -89,13 +89,16 @@ class Batches:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _collect_ahead(self, number: int, draws: int) -> tuple[Batch, Clock]:
+    def _collect_ahead(self, number: int, draws: int, weights: Weights | None) -> tuple[Batch, Clock]:
         def interrupt() -> None:
             if self._closed:
                 raise StopRequested
             self._interrupt()
 
         clock = Clock()
+        if weights is not None:
+            with clock.phase("rollout"):
+                self._worker.sampler.load_weights(weights)
         return self._collect(number, draws, clock, Observer(), interrupt, interrupt), clock
 
     def _collect(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from backends.collective import any_of, from_first
-from backends.interface import Learner
+from backends.interface import Learner, Weights
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import StopRequested, UserError
@@ -157,16 +157,19 @@ class Trainer:
         found = self.batches.take(number, self.state.draws, self.clock)
         self._check_stop()
         if self.recipe.engine.ahead and number + 1 < self.recipe.run.steps:
-            self._publish()
-            self.batches.begin(number + 1, self.state.draws + found.draws)
+            self.batches.begin(number + 1, self.state.draws + found.draws, self._new_weights())
         return found
 
     def _publish(self) -> None:
         """Have the sampler draw from the present weights."""
-        sampler = self.worker.sampler
-        if sampler.version != self.learner.version:
-            sampler.load_weights(self.learner.publish(sampler.inbox))
+        if (weights := self._new_weights()) is not None:
+            self.worker.sampler.load_weights(weights)
+
+    def _new_weights(self) -> Weights | None:
+        """The present weights, published; None where the sampler draws from them already."""
         self._published = self.learner.version
+        sampler = self.worker.sampler
+        return None if sampler.version == self.learner.version else self.learner.publish(sampler.inbox)
 
     def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
         scores = credit.scored.scores

@@ -153,12 +153,13 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path) -> None:
-    """A server that goes for good ends the run in a line; another server, another day, and it goes on."""
-    changes = {"engine__kind": "vllm", "engine__deadline": 6.0, "checkpoint__every": 1}
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
+    """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
+    changes = {"engine__kind": "vllm", "engine__deadline": 3.0, "engine__ahead": ahead, "checkpoint__every": 1}
     with serving(model) as (server, url):
         server.faults.append(Fault(RELOAD, "status 500 out of memory", after=3, times=-1))
-        with pytest.raises(BackendError, match=r"did not come back within 6 s .*--resume"):
+        with pytest.raises(BackendError, match=r"did not come back within 3 s .*--resume"):
             train(make_recipe(model, engine__url=[url], **changes), tmp_path / "run")
         server.faults.clear()
     with serving(model) as (_, url):
