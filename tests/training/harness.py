@@ -19,6 +19,7 @@ from delta_cli.training.run_folder import RunFolder, read_lines
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
 
+VOCABULARY = 258  # of the byte tokenizer: bytes, padding, end of sequence
 CLOCKS = ("seconds", "tokens_per_second", "rollout_tokens_per_second", "peak_memory", "swapped")
 
 # The reward is −length/100, so a model that draws its 258 tokens at random learns to end its responses.
@@ -38,9 +39,10 @@ SHORT = {
 }
 
 
-def write_model(folder: Path, hidden: int = 16) -> Path:
-    """A random Qwen3 with the byte tokenizer."""
-    write_qwen3(folder, vocab_size=258, hidden=hidden, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=32)
+def write_model(folder: Path, hidden: int = 16, **shape: Any) -> Path:
+    """A random Qwen3 with the byte tokenizer; ``shape`` is told to ``write_qwen3``."""
+    small: dict[str, Any] = {"layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate": 32}
+    write_qwen3(folder, vocab_size=VOCABULARY, hidden=hidden, **(small | shape))
     write_tokenizer(folder)
     return folder
 

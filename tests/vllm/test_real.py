@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,15 +13,15 @@ import pytest
 from backends import registry
 from backends.interface import BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
-from delta_cli.assets.make_tiny_base import write_tokenizer
-from delta_cli.assets.random_model import write_qwen3
+from delta_cli.data.tokenizer import Tokenizer
+from tests.training.harness import VOCABULARY, write_model
 
 PYTHON = os.environ.get("DELTA_VLLM_PYTHON")
 pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="make test-vllm runs it, with DELTA_VLLM_PYTHON"),
     pytest.mark.slow,
 ]
-VOCAB, EOS = 258, 257
+EOS = VOCABULARY - 1
 SYNCS, CLOSE = 10, 5e-6  # nats
 
 rng = np.random.default_rng(0)
@@ -35,33 +36,23 @@ class Setup:
 
     trainer: Engine
     sampler: VllmSampler
+    tokenizer: Tokenizer
 
 
 @pytest.fixture(scope="module", params=["untied", "tied", "untied-lora", "tied-lora"])
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """A server launched for each kind of weights; heads of 32, which is the least that vLLM's CPU attention takes."""
     folder = tmp_path_factory.mktemp(request.param)
-    write_qwen3(
-        folder / "model",
-        vocab_size=VOCAB,
-        hidden=64,
-        layers=2,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        intermediate=128,
-        tie=request.param.startswith("tied"),
-        scale=0.1,
-    )
-    write_tokenizer(folder / "model")
+    wide = {"hidden": 64, "layers": 2, "head_dim": 32, "intermediate": 128, "scale": 0.1}
+    model = str(write_model(folder / "model", tie=request.param.startswith("tied"), **wide))
     lora = LoraSettings(rank=8) if request.param.endswith("lora") else None
-    trainer = registry.create("cpu", BackendSettings(model=str(folder / "model"), lora=lora))
-    launch = Launch(str(folder / "model"), "float32", 512, 64, lora_rank=lora and lora.rank)
+    trainer = registry.create("cpu", BackendSettings(model=model, lora=lora))
+    launch = Launch(model, "float32", 512, 64, lora_rank=lora and lora.rank)
     launcher = Launcher(launch, PYTHON, folder / "vllm.log", print)
     launcher.check()
-    sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCAB), launcher)
+    sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCABULARY), launcher)
     sampler.load_weights(trainer.publish(sampler.inbox))
-    yield Setup(trainer, sampler)
+    yield Setup(trainer, sampler, Tokenizer.load(model))
     sampler.close()
     trainer.close()
 
@@ -74,6 +65,27 @@ def gap(setup: Setup, temperature: float) -> tuple[float, Sequences]:
     prompts = tuple(prompt for prompt in PROMPTS for _ in range(SAMPLING.samples))
     sequences = Sequences(prompts, drawn.tokens, drawn.starts, temperature)
     return float(np.abs(setup.trainer.score(sequences).logprobs - drawn.logprobs).max()), sequences
+
+
+def test_a_stop_string_ends_a_response(setup: Setup) -> None:
+    """The first two letters that follow each other in a response end it, wherever they first are in others; so does
+    a piece of a special token's text. The tokens up to there are those that are drawn without strings."""
+    sampling = replace(SAMPLING, stop_ids=(), max_tokens=64)
+    whole = setup.sampler.rollout(RolloutRequest(PROMPTS, sampling))
+    parts = [part.tolist() for part in np.split(whole.tokens, whole.starts[1:-1])]
+    pairs = [re.search(r"[A-Za-z]{2}", setup.tokenizer.decode(part[8:])) for part in parts]
+    strings = (*(found[0] for found in pairs[:3] if found), "|endof")
+    stopping = replace(sampling, stop=setup.tokenizer.stop_text(strings))
+    drawn = setup.sampler.rollout(RolloutRequest(PROMPTS, stopping))
+    shorter = 0
+    for row, part in enumerate(parts):
+        texts = (setup.tokenizer.decode(part[:n], skip_special=False) for n in range(1, len(part) + 1))
+        end = next((n for n, text in enumerate(texts, 1) if any(string in text for string in strings)), None)
+        assert drawn.tokens[drawn.starts[row] : drawn.starts[row + 1]].tolist() == part[:end]
+        assert drawn.truncated[row] == (end is None)
+        shorter += end is not None and end < len(part)
+    assert shorter > 0
+    print(f"{strings} ended {shorter} of {len(parts)} responses before the limit")
 
 
 def test_logprobs_before_and_after_ten_syncs(setup: Setup) -> None:
