@@ -103,7 +103,7 @@ class Head:
         else:
             exponentials = torch.exp(logits, out=buffers[1][: len(hidden)])
             total = exponentials.sum(1)
-            result.entropies[part] = total.log() - torch.linalg.vecdot(exponentials, logits) / total
+            result.entropies[part] = total.log() - logits.mul_(exponentials).sum(1) / total
         result.logprobs[part] = chosen - total.log()
         result.logsumexp[part] = peak[:, 0] + total.log()
         if proxy and proxy.kind == "hidden_exact":
@@ -113,15 +113,19 @@ class Head:
             result.hidden_gradients[part] = self._rows(targets, slopes) - mean_row  # type: ignore[index]
 
     def gradients(
-        self, hidden: Tensor, logprobs: Tensor, probabilities: Tensor, targets: Tensor, proxy: Proxy
+        self, hidden: Tensor, logits: Tensor, exponentials: Tensor, total: Tensor, targets: Tensor, proxy: Proxy
     ) -> Tensor:
-        """Those of a hidden_* proxy, from log-probabilities and probabilities [c, V] that are at hand: [c, H]."""
+        """Those of a hidden_* proxy, [c, H], from what is at hand.
+
+        Logits [c, V] less any number in each row, their exponentials and the sums of these [c].
+        """
         slopes = None if self.softcap is None else self._slopes(self.logits(hidden, 1.0), 1.0)
         if proxy.kind == "hidden_topk":
-            values, ids = logprobs.topk(min(proxy.k, logprobs.shape[1]))
+            values, ids = logits.topk(min(proxy.k, logits.shape[1]))
             return self._truncated_gradient(targets, values.softmax(1), ids, slopes)
-        weighted = probabilities if slopes is None else probabilities * slopes
-        return self._rows(targets, slopes) - _product(weighted.to(self.weight.dtype), self.weight)
+        weighted = exponentials if slopes is None else exponentials * slopes
+        mean_row = _product(weighted.to(self.weight.dtype), self.weight).div_(total[:, None])
+        return self._rows(targets, slopes) - mean_row
 
     def _rows(self, targets: Tensor, slopes: Tensor | None) -> Tensor:
         """The rows of the weight at ``targets`` [c], each times its slope of ``slopes`` [c, V]."""

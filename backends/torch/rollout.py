@@ -15,7 +15,7 @@ from backends.torch.cache import Prefix, SlotCache
 from backends.torch.features import Collector, DrawnFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy
-from backends.torch.sampling import choose
+from backends.torch.sampling import draw
 
 # Tokens drawn between two looks at which responses have finished: on CUDA each look waits for the
 # device, and the few tokens drawn past an end are cheaper; on a CPU looking is free.
@@ -53,6 +53,7 @@ class Rollout:
         count = len(request)
         self.cache_token_limit = cache_token_limit  # shrinks where memory does not suffice
         self._slots = slots
+        self._buffers = self._head.buffers(min(slots, count), 2)
         self._longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens + self._every
         self._waiting = list(range(count))  # responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
@@ -173,15 +174,16 @@ class Rollout:
 
     def _draw_chunk(self, hidden: Tensor, noise: Tensor, ids: Tensor, numbers: Tensor, rows: Tensor | None) -> None:
         """Fill in ids [c], numbers [k, c] and the gradients that hidden_* features are, [c, H]."""
-        sampling, greedy = self._sampling, self._sampling.temperature == 0
-        logprobs = self._head.logits(hidden, sampling.softmax_temperature).log_softmax(1)
-        probabilities = logprobs if greedy and len(numbers) == 1 and rows is None else logprobs.exp()
-        ids.copy_(logprobs.argmax(1) if greedy else choose(probabilities, noise, sampling.top_p))
-        numbers[0] = logprobs.gather(1, ids[:, None])[:, 0]
-        if len(numbers) > 1:
-            numbers[1] = -torch.linalg.vecdot(probabilities, logprobs)
+        sampling = self._sampling
+        logits, weights = (buffer[: len(hidden)] for buffer in self._buffers)
+        self._head.logits(hidden, sampling.softmax_temperature, logits)
+        chosen, total = draw(logits, noise, sampling.top_p, sampling.temperature == 0, weights)
+        ids.copy_(chosen)
+        numbers[0] = logits.gather(1, ids[:, None])[:, 0] - total.log()
         if rows is not None and self._proxy is not None:
-            rows.copy_(self._head.gradients(hidden, logprobs, probabilities, ids, self._proxy))
+            rows.copy_(self._head.gradients(hidden, logits, weights, total, ids, self._proxy))
+        if len(numbers) > 1:
+            numbers[1] = total.log() - logits.mul_(weights).sum(1) / total
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""

@@ -1,31 +1,54 @@
-"""Drawing tokens from logits with noise that was fixed beforehand."""
+"""Drawing tokens by weights with noise that was fixed beforehand."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+_BLOCK = 256  # tokens that are looked at one by one
 
-def draw(logits: Tensor, noise: Tensor, top_p: float, *, greedy: bool) -> tuple[Tensor, Tensor]:
-    """Token ids [n] and their log-probabilities [n] from logits [n, V] at the sampling temperature.
 
-    ``greedy`` takes the likeliest token. Log-probabilities are those before top-p.
+def draw(logits: Tensor, noise: Tensor, top_p: float, greedy: bool, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Token ids [n] by logits [n, V] at the sampling temperature, and the sums [n] of their exponentials.
+
+    From the logits their largest is taken, in place, before their exponentials come to lie in ``weights`` [n, V]:
+    a token's log-probability is its logit then, less the logarithm of the sum. ``greedy`` takes the likeliest.
     """
-    logprobs = logits.log_softmax(1)
-    ids = logprobs.argmax(1) if greedy else choose(logprobs.exp(), noise, top_p)
-    return ids, logprobs.gather(1, ids[:, None])[:, 0]
+    logits.sub_(logits.amax(1, keepdim=True))
+    total = torch.exp(logits, out=weights).sum(1)
+    return logits.argmax(1) if greedy else choose(weights, noise, top_p), total
 
 
-def choose(probabilities: Tensor, noise: Tensor, top_p: float) -> Tensor:
-    """Token ids [n] by probabilities [n, V], of those that top-p leaves.
+def choose(weights: Tensor, noise: Tensor, top_p: float) -> Tensor:
+    """Token ids [n] by weights [n, V], which are probabilities times any factor, of those that top-p leaves.
 
-    The token is the inverse of the cumulative distribution at ``noise`` [n], float64 in [0, 1): the
-    first whose cumulative probability exceeds it, so one of probability zero is never drawn.
+    The token is the inverse of the cumulative distribution at ``noise`` [n], float64 in [0, 1): the first
+    whose cumulative weight exceeds that share of the sum, so one of weight zero is never drawn. What is
+    cumulated are the sums of blocks of tokens, and then the weights of one block: all weights in float64
+    took as long as half the product with the output matrix.
     """
     if top_p < 1:
-        probabilities = nucleus(probabilities, top_p)
-    cumulative = probabilities.cumsum(1, dtype=torch.float64)
-    return torch.searchsorted(cumulative, noise[:, None] * cumulative[:, -1:], right=True)[:, 0]
+        weights = nucleus(weights / weights.sum(1, keepdim=True), top_p)
+    size = weights.shape[1]
+    whole = size // _BLOCK * _BLOCK
+    blocks = weights[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(2)
+    ends = torch.cat([blocks, weights[:, whole:].sum(1, keepdim=True)], dim=1).double().cumsum(1)
+    block, at = _first_above(ends, noise[:, None] * ends[:, -1:])
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, columns.clamp(max=size - 1)).double().masked_fill_(columns >= size, 0)
+    token, _ = _first_above(inside.cumsum(1), at)
+    return (block * _BLOCK + token)[:, 0]
+
+
+def _first_above(ends: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of ``ends`` [n, k], ascending, above ``at`` [n, 1], and how far ``at`` lies above the one before.
+
+    Where rounding leaves none above, the first that equals the last: before it something was added.
+    """
+    at = torch.minimum(at, torch.nextafter(ends[:, -1:], torch.zeros_like(at)))
+    found = torch.searchsorted(ends, at, right=True)
+    before = ends.gather(1, (found - 1).clamp(min=0))
+    return found, at - before.where(found > 0, 0.0)
 
 
 def nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import Proxy
 from backends.torch.head import Head
-from backends.torch.sampling import draw, nucleus
+from backends.torch.sampling import choose, nucleus
 
 TOKENS, SIZE, VOCAB = 13, 6, 29
 
@@ -83,8 +83,8 @@ def test_directions_from_what_drawing_has_at_hand(
 ) -> None:
     """They are those of scoring."""
     head, targets = Head(case["weight"], 4, softcap), case["targets"]
-    logprobs = head.logits(case["hidden"], 0.7).log_softmax(1)
-    found = head.gradients(case["hidden"], logprobs, logprobs.exp(), targets, proxy)
+    logits = head.logits(case["hidden"], 0.7) - 0.5
+    found = head.gradients(case["hidden"], logits, logits.exp(), logits.exp().sum(1), targets, proxy)
     scored = head.statistics(case["hidden"], targets, 0.7, entropies=False, proxy=proxy)
     close(found, scored.hidden_gradients)
 
@@ -115,22 +115,35 @@ def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
 
 def test_inverse_of_the_cumulative_distribution() -> None:
     """At the edges of the noise: never a token of probability zero, neither first, last nor in the middle."""
-    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).repeat(4, 1)
+    weights = torch.tensor([0.0, 3.0, 0.0, 3.0, 0.0]).repeat(4, 1)
     noise = torch.tensor([0.0, 0.49, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
-    ids, logprobs = draw(logits, noise, top_p=1.0, greedy=False)
-    assert ids.tolist() == [1, 1, 3, 3]
-    close(logprobs, torch.full((4,), np.log(0.5)))
+    assert choose(weights, noise, top_p=1.0).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("size", [3, 256, 257, 512, 5000])
+def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
+    """That of one float64 sum over all tokens, half of which have no weight, within blocks and over their edges."""
+    rng = np.random.default_rng(size)
+    weights = (rng.exponential(size=(200, size)) * rng.integers(0, 2, size=(200, size))).astype(np.float32)
+    weights[:, size // 2] = 1
+    noise = np.concatenate([rng.random(150), np.zeros(25), np.full(25, np.nextafter(1.0, 0.0))])
+    found = choose(torch.from_numpy(weights), torch.from_numpy(noise), top_p=1.0).numpy()
+    chosen, below = weights[np.arange(200), found].astype(np.float64), np.arange(size) < found[:, None]
+    before, total = (weights * below).sum(1, dtype=np.float64), weights.sum(1, dtype=np.float64)
+    assert (chosen > 0).all()
+    assert (before <= noise * total + 1e-6 * total).all()
+    assert (noise * total <= before + chosen + 1e-6 * total).all()
+    assert ((weights * below) > 0).sum(1)[150:175].max() == 0  # noise 0: the first that has weight
+    assert ((weights[175:] > 0) & (np.arange(size) > found[175:, None])).sum() == 0  # next to 1: the last
 
 
 def test_nucleus() -> None:
-    """The likeliest tokens up to top_p, the one that crosses it included; log-probabilities stay those of all."""
+    """The likeliest tokens up to top_p, the one that crosses it included, of weights whatever their sum."""
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]])
     close(nucleus(probabilities, 0.6), torch.tensor([[0, 0.4, 0, 0.3], [0.97, 0, 0, 0]]))
     close(nucleus(probabilities, 0.75), torch.tensor([[0, 0.4, 0.2, 0.3], [0.97, 0, 0, 0]]))
     noise = torch.tensor([0.999, 0.999], dtype=torch.float64)
-    ids, logprobs = draw(probabilities.log(), noise, top_p=0.6, greedy=False)
-    assert ids.tolist() == [3, 0]
-    close(logprobs.exp(), torch.tensor([0.3, 0.97]))
+    assert choose(5 * probabilities, noise, top_p=0.6).tolist() == [3, 0]
 
 
 def close(found: torch.Tensor, expected: torch.Tensor | None) -> None:
