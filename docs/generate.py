@@ -53,6 +53,8 @@ def recipes() -> str:
         'not exist is an error. `extends = "other.toml"` on the first line starts from another recipe, and\n'
         "`--set section.key=value` changes one key from the command line. `delta recipe show RECIPE` prints a\n"
         "recipe with every key filled in.\n",
+        "A response may have [several rewards](verifier.md#several-rewards): tables `[[reward]]` with the keys of\n"
+        "`[reward]`, one after another. A list of them replaces the rewards of the recipe that is extended.\n",
         "An editor can complete and check recipes with [recipe.schema.json](recipe.schema.json). With Taplo or the\n"
         "VS Code extension Even Better TOML, put this on the first line of a recipe, with the path from the recipe\n"
         "to the schema:\n",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.subject import Subject
     from delta_cli.recipe import Recipe
     from delta_cli.recipe.models import Engine
-    from delta_cli.rewards.grader import Grader
+    from delta_cli.rewards.combined import Graders
 
 CheckpointOption = Annotated[
     str | None,
@@ -191,16 +191,17 @@ def _settings_of(subject: Subject) -> EvaluationSettings:
     return EvaluationSettings() if subject.recipe is None else evaluation_settings(subject.recipe)
 
 
-def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool) -> Grader:
+def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool) -> Graders:
     """A suite's verifier; without a suite, a run's own reward."""
+    from delta_cli.rewards.combined import Graders, Part
     from delta_cli.rewards.grader import Grader
     from delta_cli.rewards.spec import RewardSpec
     from delta_cli.training.setup import make_grader
 
     if suite is None and subject.recipe is not None:
-        return make_grader(subject.recipe)
+        return make_grader(subject.recipe).verifying
     spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
-    return Grader(spec, workers=2, timeout=10.0)
+    return Graders([Part(Grader(spec, workers=2, timeout=10.0))])
 
 
 def _folder_of(subject: Subject, model: str) -> Path:
@@ -223,7 +224,7 @@ def _run(
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],
     limit: int | None,
-    grader: Grader,
+    grader: Graders,
     place: Path,
     numbered: bool,
     quiet: bool,

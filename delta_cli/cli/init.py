@@ -57,7 +57,7 @@ def init(
         file.write_text(text, encoding="utf-8")
     loaded = load_recipe(file)  # what was written can be trained from
     columns = f"question = {loaded.data.question}, answer = {loaded.data.answer}" if loaded.data.question else "its own"
-    typer.echo(f"data    {source}: columns {columns}; reward {loaded.reward.kind}")
+    typer.echo(f"data    {source}: columns {columns}; reward {loaded.rewards[0].kind}")
     typer.echo(f"model   {chosen}: prompts by template {loaded.data.template}")
     typer.echo(f"recipe  {file}: look through it, then run what follows\n")
     commands = _commands(file, run_folder(file, None, resume=False))

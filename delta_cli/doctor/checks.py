@@ -26,7 +26,7 @@ from delta_cli.doctor.shapes import Shape, shape_of
 from delta_cli.doctor.watch import TooSlow, Watch
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
-from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.combined import Graders
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
     backend_settings,
@@ -88,9 +88,9 @@ def examine(
         yield _not_looked_at("data", error)
         return
     with make_grader(recipe) as grader:
-        yield from _data(recipe, data, grader)
+        yield from _data(data, grader)
         if run_model:
-            yield from _model(recipe, name, tokenizer, data, grader, Watch(seconds, say))
+            yield from _model(recipe, name, tokenizer, data, grader.verifying, Watch(seconds, say))
 
 
 def _not_looked_at(subject: str, error: UserError) -> Finding:
@@ -200,11 +200,11 @@ def _tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Finding]:
         )
 
 
-def _data(recipe: Recipe, data: LoadedData, grader: Grader) -> Iterator[Finding]:
+def _data(data: LoadedData, grader: Graders) -> Iterator[Finding]:
     yield Finding("ok", "data", f"{data.report}; {len(data.problems)} to train on, {len(data.held_out)} held out")
-    if recipe.reward.kind != "math":
+    if all(part.grader.spec.kind != "math" for part in grader.parts):
         return
-    refused = gold_notices(recipe, data, grader)
+    refused = gold_notices(data, grader)
     for line in refused:
         yield Finding("wrong", "verifier", line)
     if not refused:
@@ -213,7 +213,7 @@ def _data(recipe: Recipe, data: LoadedData, grader: Grader) -> Iterator[Finding]
 
 
 def _model(
-    recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Grader, watch: Watch
+    recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Graders, watch: Watch
 ) -> Iterator[Finding]:
     if not Path(model_path(recipe.model.path)).is_dir():
         yield Finding("note", "model", "not run: its weights are not here")
@@ -292,7 +292,7 @@ def _draw_some(
     return Sample(problems, Sequences(repeated, drawn.tokens, drawn.starts, temperature), drawn.truncated, seconds)
 
 
-def _outcomes(recipe: Recipe, sample: Sample, tokenizer: Tokenizer, grader: Grader) -> Iterator[Finding]:
+def _outcomes(recipe: Recipe, sample: Sample, tokenizer: Tokenizer, grader: Graders) -> Iterator[Finding]:
     """Whether there is something to learn from."""
     lengths = sample.sequences.lengths
     verdicts = [

@@ -49,13 +49,19 @@ def to_toml(recipe: Recipe) -> str:
 
 def _write_section(section: BaseModel, name: str, lines: list[str]) -> None:
     values = dict(section)
-    plain = {key: value for key, value in values.items() if not isinstance(value, BaseModel)}
-    if name:
-        lines += ["", f"[{name}]"]
+    tables = {key: _tables(value) for key, value in values.items() if _tables(value)}
+    plain = {key: value for key, value in values.items() if key not in tables}
     lines += [f"{key} = {toml_value(value)}" for key, value in plain.items() if value is not None]
-    for key, value in values.items():
-        if isinstance(value, BaseModel):
-            _write_section(value, f"{name}.{key}" if name else key, lines)
+    for key, sections in tables.items():
+        dotted = f"{name}.{key}" if name else key
+        for table in sections:
+            lines += ["", f"[{dotted}]" if isinstance(values[key], BaseModel) else f"[[{dotted}]]"]
+            _write_section(table, dotted, lines)
+
+
+def _tables(value: Any) -> list[BaseModel]:
+    """The sections that a value is, if any: one, or several of a kind."""
+    return [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, BaseModel)]
 
 
 def toml_value(value: Any) -> str:

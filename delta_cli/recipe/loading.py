@@ -12,7 +12,16 @@ from pydantic import ValidationError
 
 from delta_cli.errors import UserError
 from delta_cli.recipe.keys import walk
-from delta_cli.recipe.mistakes import FOREIGN, explain, from_elsewhere, nearby, not_an_override, not_toml, shown
+from delta_cli.recipe.mistakes import (
+    FOREIGN,
+    explain,
+    from_elsewhere,
+    nearby,
+    not_an_override,
+    not_toml,
+    path_of,
+    shown,
+)
 from delta_cli.recipe.models import Recipe
 
 Table = dict[str, Any]
@@ -25,7 +34,7 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | 
     one line, for a file that cannot be read and for every key or value that is not allowed.
     """
     table = {} if path is None else read_recipe(path)
-    _merge(table, over or {})
+    _lay_over(table, over or {}, "overrides", str(path))
     return _overridden(table, overrides, str(path) if path else "the defaults")
 
 
@@ -39,11 +48,8 @@ def parse_recipe(table: Table, where: str) -> Recipe:
 
 def _overridden(table: Table, overrides: Sequence[str], where: str) -> Recipe:
     """The recipe of a table with overrides; a mistake is told of the override that makes it."""
-    changed = deepcopy(table)
-    for override in overrides:
-        _merge(changed, _override(override))
     try:
-        return Recipe.model_validate(_lists_to_tuples(changed))
+        return Recipe.model_validate(_changed(table, overrides))
     except ValidationError as error:
         if not overrides or not _valid(table, ()):
             raise UserError(explain(error, _at_fault(table, overrides, error, where))) from None
@@ -53,19 +59,49 @@ def _overridden(table: Table, overrides: Sequence[str], where: str) -> Recipe:
 
 
 def _valid(table: Table, overrides: Sequence[str]) -> bool:
-    changed = deepcopy(table)
-    for override in overrides:
-        _merge(changed, _override(override))
     try:
-        Recipe.model_validate(_lists_to_tuples(changed))
-    except ValidationError:
+        Recipe.model_validate(_changed(table, overrides))
+    except (ValidationError, UserError):
         return False
     return True
 
 
+def _changed(table: Table, overrides: Sequence[str]) -> Any:
+    """The table with overrides, its lists as tuples."""
+    changed = deepcopy(table)
+    for override in overrides:
+        changes = _override(override)
+        rewards = changed.get("reward")
+        if "reward" in changes and rewards and isinstance(rewards, list | tuple):
+            changes = {"reward": _one_of(rewards, changes["reward"], override)}
+        _merge(changed, changes)
+    return _lists_to_tuples(changed)
+
+
+def _one_of(rewards: Sequence[Any], change: Table, override: str) -> list[Any]:
+    """Several rewards with a change ``{name: {key: value}}`` of one of them."""
+    (name, value), *_ = change.items()
+    names = [_title(each) for each in rewards]
+    if name not in names or not isinstance(value, dict):
+        key, _, given = override.partition("=")
+        key = key.strip().rpartition(".")[2]
+        raise UserError(
+            f"--set {override}: the recipe has {len(rewards)} rewards, {', '.join(map(str, names))}; say of which: "
+            f"--set reward.{names[0]}.{key}={given}"
+        )
+    changed = list(rewards)
+    changed[names.index(name)] = rewards[names.index(name)] | value
+    return changed
+
+
+def _title(reward: Any) -> Any:
+    """What one of several rewards is called."""
+    return reward.get("name") or reward.get("kind", "math") if isinstance(reward, dict) else None
+
+
 def _at_fault(table: Table, overrides: Sequence[str], error: ValidationError, where: str) -> str:
     """Of a file with a mistake of its own: the file, unless an override set the very key."""
-    key = ".".join(str(part) for part in error.errors()[0]["loc"] if isinstance(part, str))
+    key = ".".join(path_of(error.errors()[0]["loc"]))
     blamed = [text for text in overrides if key and key.startswith(text.partition("=")[0].strip())]
     return f"--set {blamed[-1]}" if blamed else where
 
@@ -83,7 +119,7 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Table:
     if not isinstance(parent, str) or "\0" in parent:
         raise UserError(f"{path}: extends = {shown(parent)} must be the path of a recipe, as text")
     base = read_recipe(path.parent / parent, (*seen, resolved))
-    _merge(base, table)
+    _lay_over(base, table, str(path), parent)
     return base
 
 
@@ -106,7 +142,18 @@ def read_toml(path: Path, what: str = "recipe") -> Table:
         raise not_toml(path, error if isinstance(error, ValueError) else None, what) from None
 
 
+def _lay_over(base: Table, table: Table, where: str, parent: str) -> None:
+    """Lay a table over that of ``parent``. Raises UserError where it has one reward for several."""
+    if isinstance(base.get("reward"), list) and isinstance(table.get("reward"), dict):
+        raise UserError(
+            f"{where}: [reward] would change one reward, and {parent} has {len(base['reward'])}; write all of them "
+            "here, each as [[reward]]"
+        )
+    _merge(base, table)
+
+
 def _merge(base: Table, changes: Table) -> None:
+    """Lay changes over a table, key by key; a list is replaced whole."""
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
             _merge(base[name], value)
@@ -156,6 +203,11 @@ def differences(before: Recipe, after: Recipe) -> list[tuple[str, str]]:
 
 
 def _value(recipe: Recipe, name: str) -> Any:
+    """The value of a key; of several rewards the list of theirs."""
+    section, _, rest = name.partition(".")
+    if section == "reward":
+        values = [getattr(reward, rest) for reward in recipe.rewards]
+        return values if len(values) > 1 else values[0]
     value: Any = recipe
     for part in name.split("."):
         value = getattr(value, part, None)

@@ -13,6 +13,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe.aliases import PAGE, SHOWN, foreign, known_elsewhere, translated
 from delta_cli.recipe.keys import section_of, walk
 from delta_cli.recipe.models import Recipe
+from delta_cli.recipe.reward import ONE, SEVERAL
 
 DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 OTHERS = (".yaml", ".yml", ".py", ".sh", ".ipynb")
@@ -23,15 +24,16 @@ LONGEST = 60  # characters of a value that are shown
 def explain(error: ValidationError, where: str) -> str:
     """The first mistake: place, key, value, what is allowed, the nearest valid name."""
     errors = error.errors(include_url=False)
-    first, path = errors[0], _path(errors[0]["loc"])
+    first, path, which = errors[0], path_of(errors[0]["loc"]), _which(errors[0]["loc"])
+    where = f"{where}: {which}" if which else where
     name = ".".join(path)
-    others = {_path(other["loc"]) for other in errors} - {path}
+    others = {(_which(other["loc"]), path_of(other["loc"])) for other in errors} - {(which, path)}
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key {name}{_suggest(path)}{more}"
     if not name or first["type"] == "value_error":
-        return f"{where}: {f'[{name}] ' if name else ''}{reason(first)}{more}"
-    same = [other for other in errors if _path(other["loc"]) == path]
+        return f"{where}: {f'[{name}] ' if name and not which else ''}{reason(first)}{more}"
+    same = [other for other in errors if (_which(other["loc"]), path_of(other["loc"])) == (which, path)]
     return f"{where}: {name} = {shown(first['input'])} is not allowed: {_reasons(same)}{more}"
 
 
@@ -96,15 +98,22 @@ def _closest(value: str, names: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _path(location: tuple[int | str, ...]) -> tuple[str, ...]:
+def path_of(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The parts of a key's name in pydantic's location of a mistake."""
     return tuple(str(part) for part in location if not _is_variant(part))
+
+
+def _which(location: tuple[int | str, ...]) -> str:
+    """Of a mistake in one of several [[reward]] tables: which, counted from 1."""
+    place = location[location.index(SEVERAL) + 1 :][:1] if SEVERAL in location else ()
+    return f"{SEVERAL} {place[0] + 1}" if place and isinstance(place[0], int) else ""
 
 
 def _is_variant(part: int | str) -> bool:
     """Whether a location is pydantic's name for a member of a union rather than a key."""
     return (
         not isinstance(part, str)
-        or part in ("float", "int", "str")
+        or part in ("float", "int", "str", ONE, SEVERAL)
         or part.startswith(("literal[", "function-", "tuple["))
     )
 

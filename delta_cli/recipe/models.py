@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from backends.interface import Sharding
 from delta_cli.credit.advantages import AdvantageKind
@@ -31,6 +31,8 @@ from delta_cli.credit.methods import (
     Method,
     method,
 )
+from delta_cli.recipe.reward import Reward, RewardTables, check_rewards, verifiers
+from delta_cli.recipe.section import Section, key
 
 Preset = Literal[
     "reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta", "delta_group"
@@ -38,17 +40,6 @@ Preset = Literal[
 assert set(get_args(Preset)) == set(PRESETS)
 
 ENGINE_CAP = 2.0  # update.importance_cap with an external engine
-
-
-def key(default: Any, description: str, unit: str = "", **limits: Any) -> Any:
-    """A field with its meaning, unit and range."""
-    return Field(default, description=description, json_schema_extra={"unit": unit} if unit else None, **limits)
-
-
-class Section(BaseModel):
-    """A table of a recipe: frozen, and closed to keys that it does not name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Lora(Section):
@@ -150,29 +141,6 @@ class Rollout(Section):
                 "one are not the policy's; remove it (evaluation.top_p is for evaluations)"
             )
         return table
-
-
-class Reward(Section):
-    """What a response is worth."""
-
-    kind: Literal["math", "number", "choice", "code", "custom"] = key(
-        "math", "verifier; number: the last number of a response, or the one after ####, without a box"
-    )
-    verifier: Literal["strict", "math-verify", "public"] = key(
-        "strict", "math: ours, the library alone on the whole response, or the public script's; the others accept more"
-    )
-    code: Literal["all", "share"] = key("all", "code: 1 when every test passes, or the share that does")
-    allow_unsandboxed: bool = key(False, "code: run responses without a sandbox; only on a machine you can lose")
-    run_seconds: float = key(6.0, "code: wall-clock time of a response's whole test run", "seconds", gt=0)
-    custom_file: str | None = key(None, "custom: a Python file with reward(response, problem) -> float; 1 is right")
-    custom_function: str = key("reward", "custom: the function's name")
-    format: float = key(0.0, "added where a response has exactly one closed \\boxed{}", ge=-10, le=10)
-    length: float = key(0.0, "subtracted for every thousand tokens of a response", ge=0, le=10)
-    overlong_buffer: int | None = key(None, "overlong shaping starts so many tokens before max_tokens", "tokens", ge=1)
-    overlong_factor: float = key(1.0, "weight of overlong shaping", ge=0, le=10)
-    flip: float = key(0.0, "share of rewards flipped at random between right and wrong, to study noise", ge=0, le=0.5)
-    workers: int = key(2, "processes that verify", "processes", ge=1, le=256)
-    timeout: float = key(10.0, "longest verification; then the worker is killed and the reward is 0", "seconds", gt=0)
 
 
 class MethodSection(Section):
@@ -380,7 +348,7 @@ class Recipe(Section):
     model: Model = Model()
     data: Data = Data()
     rollout: Rollout = Rollout()
-    reward: Reward = Reward()
+    reward: RewardTables = Reward()
     method: MethodSection = MethodSection()
     delta: Delta = Delta()
     update: Update = Update()
@@ -389,6 +357,16 @@ class Recipe(Section):
     tracking: Tracking = Tracking()
     parallel: Parallel = Parallel()
     engine: Engine = Engine()
+
+    @property
+    def rewards(self) -> tuple[Reward, ...]:
+        """Every reward; of the form [reward] the one."""
+        return (self.reward,) if isinstance(self.reward, Reward) else self.reward
+
+    @property
+    def verifiers(self) -> tuple[Reward, ...]:
+        """The rewards that say whether a response is right, one at least."""
+        return verifiers(self.rewards)
 
     @model_validator(mode="before")
     @classmethod
@@ -433,14 +411,7 @@ class Recipe(Section):
             raise ValueError(
                 'evaluation.every = "never" leaves no eval_accuracy to choose by; set checkpoint.keep_best = "accuracy"'
             )
-        if self.reward.kind == "custom" and self.reward.custom_file is None:
-            raise ValueError('reward.kind = "custom" needs reward.custom_file')
-        if self.reward.flip and (self.reward.kind == "custom" or self.reward.code == "share"):
-            raise ValueError(
-                "reward.flip turns 1 into 0 and 0 into 1; it needs reward.kind math, number, choice, or code with all"
-            )
-        if (buffer := self.reward.overlong_buffer) is not None and buffer > self.rollout.max_tokens:
-            raise ValueError(f"reward.overlong_buffer = {buffer} is longer than rollout.max_tokens")
+        check_rewards(self.rewards, self.rollout.max_tokens)
         if self.update.score == "rollout" and self.engine.kind != "local":
             raise ValueError('engine.kind = "vllm" tells no features or entropies; set update.score = "fresh"')
         if self.update.score == "rollout" and self.update.importance_cap is not None:

@@ -25,6 +25,7 @@ WIDTH = 5.2  # inches
 LONGEST_NAME = 28  # characters of a run's name in a figure
 LINE, WIDER = 1.5, 1.8  # points: a line, and what it is wider for each that covers it
 NEAR = 0.01  # of the range of a figure's values: closer lines cannot be told apart
+REWARD = "reward_"  # begins the names of metrics of rewards
 SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
 
 Series = tuple[list[int], list[float]]  # steps and values
@@ -47,6 +48,7 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
         return []
     found = [
         Chart("reward", "Reward", _meaning("reward_mean"), _line("reward_mean")),
+        *_rewards(runs),
         Chart("accuracy", "Accuracy", "share correct: lines in training, marks with bars held out (95 %)", _accuracy),
         Chart("length", "Response length", _meaning("response_length_mean"), _line("response_length_mean")),
         *_outcomes(runs),
@@ -228,6 +230,33 @@ def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
             )  # fmt: skip
     axes.set_ylim(-0.02, 1.02)
     _finish(axes, runs, "share correct")
+
+
+def _rewards(runs: Sequence[RecordedRun]) -> list[Chart]:
+    """The figure of each of several rewards alone, where a run has them: a colour each, runs by their dashes."""
+    names = sorted({name for run in runs for name in reward_names(run)})
+    if not names:
+        return []
+
+    def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
+        for place, run in enumerate(runs):
+            who = f"{_short(run.name)}, " if len(runs) > 1 else ""
+            for name in reward_names(run):
+                steps, values = _series(run, f"{REWARD}{name}")
+                values = _smooth(values) if len(values) >= SMOOTHED else values
+                style = _style(place) | {"color": _colour(names.index(name))}
+                axes.plot(steps, values, label=f"{who}{_short(name)}", linewidth=LINE, **style)
+        _finish(axes, runs[:1], _unit("reward_mean"))
+        _legend(axes)
+
+    caption = "mean of each reward alone, before its weight; the reward above is their weighted sum"
+    return [Chart("rewards", "Rewards by kind", caption, draw)]
+
+
+def reward_names(run: RecordedRun) -> list[str]:
+    """What a run's several rewards are called; nothing where it has one."""
+    found = dict.fromkeys(name for record in run.metrics for name in record)
+    return [name.removeprefix(REWARD) for name in found if name.startswith(REWARD) and name not in METRICS]
 
 
 def _outcomes(runs: Sequence[RecordedRun]) -> list[Chart]:

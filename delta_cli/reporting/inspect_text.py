@@ -94,7 +94,8 @@ def card(variant: tuple[Read, int], scale: Scale, width: int) -> RenderableType:
     response = read.response
     word, style = ("✓ right", RIGHT) if response.correct else ("✗ wrong", WRONG)
     word += f" ×{count}" if count > 1 else ""
-    facts = f"  reward {response.reward:g}  advantage {signed(response.advantage)}  mean {read.mean:.3f}"
+    facts = f"  reward {response.reward:g}{visible(response.each_reward, ' ')}"
+    facts += f"  advantage {signed(response.advantage)}  mean {read.mean:.3f}"
     lines = [Text(word, style=style).append(facts, style="not bold default")]
     if response.truncated:
         lines[0].append("  cut off", style="not bold default")

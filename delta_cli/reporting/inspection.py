@@ -208,6 +208,7 @@ def _response(read: Read) -> dict[str, Any]:
     return {
         "text": response.text,
         "reward": response.reward,
+        "rewards": dict(response.rewards),
         "correct": response.correct,
         "advantage": response.advantage,
         "truncated": response.truncated,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import tomllib
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,15 @@ class Response:
     failure: str | None
     advantage: float
     truncated: bool
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of several each alone, before its weight
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def each_reward(self) -> str:
+        """Of several rewards each alone, in words; nothing where there is one."""
+        return f" ({', '.join(f'{name} {value:g}' for name, value in self.rewards.items())})" if self.rewards else ""
 
     @classmethod
     def read(cls, record: Record) -> Response:
@@ -63,6 +69,7 @@ class Response:
             failure=record["failure"],
             advantage=record["advantage"],
             truncated=record["truncated"],
+            rewards=record.get("rewards", {}),
         )
 
 

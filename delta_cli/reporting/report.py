@@ -113,6 +113,9 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):  # [[reward]]
+            for each in value:
+                yield from _flatten(each, f"{prefix}{name}.{each.get('name') or each.get('kind')}.")
         else:
             yield prefix + name, value
 

@@ -7,9 +7,10 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from pebble import ProcessExpired, ProcessPool
@@ -21,7 +22,7 @@ from delta_cli.rewards.code import code_blocks
 from delta_cli.rewards.mathematics import quick_verdict
 from delta_cli.rewards.number import MARK, last_number, number_reward
 from delta_cli.rewards.sandbox import find_sandbox
-from delta_cli.rewards.spec import RewardSpec
+from delta_cli.rewards.spec import Kind, RewardSpec
 from delta_cli.rewards.verifiers import Verifier, verifier
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
@@ -36,6 +37,7 @@ class Verdict:
     reward: float  # with shaping
     correct: bool  # the verifier's verdict, without it
     failure: str | None  # "timeout", "worker died", "error: …"; the reward is then 0
+    parts: Mapping[str, float] = field(default_factory=dict)  # of several rewards each alone, before its weight
 
 
 class Grader:
@@ -81,14 +83,9 @@ class Grader:
         """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit."""
         result: Future[Verdict] = Future()
         shaping = self._shaping(response, length, truncated)
-        if self.spec.kind == "math" and self.spec.grader == "strict":
-            correct = quick_verdict(response, str(problem.answer), problem.question)
-            if correct is not None:
-                result.set_result(Verdict(correct + shaping, correct, None))
-                return result
-        if self.spec.kind == "number":  # takes microseconds
-            correct = bool(number_reward(response, str(problem.answer), problem.question))
-            result.set_result(Verdict(correct + shaping, correct, None))
+        base = self._at_once(response, problem, length, truncated)
+        if base is not None:
+            result.set_result(Verdict(base + shaping, base >= 1.0, None))
             return result
         self._pending.add(result)
         self._schedule(response, problem).add_done_callback(lambda done: self._finish(result, done, shaping))
@@ -107,11 +104,24 @@ class Grader:
             pool.stop()
             pool.join()
 
+    def _at_once(self, response: str, problem: Problem, length: int, truncated: bool) -> float | None:
+        """What takes microseconds and needs no worker; None where one has to look."""
+        spec = self.spec
+        if spec.kind == "math" and spec.grader == "strict":
+            return quick_verdict(response, str(problem.answer), problem.question)
+        if spec.kind == "number":
+            return number_reward(response, str(problem.answer), problem.question)
+        if spec.kind == "length":
+            return max(1 - length / spec.limit, 0.0)
+        if spec.kind == "format" and (truncated or spec.pattern is None):
+            return float(not truncated and _well_formed(response, spec.form))
+        return None
+
     def _shaping(self, response: str, length: int, truncated: bool) -> float:
         spec = self.spec
         total = -spec.length_penalty * length / 1000
         if spec.format_bonus and not truncated:
-            total += spec.format_bonus * _well_formed(response, spec)
+            total += spec.format_bonus * _well_formed(response, spec.kind)
         return total + (spec.overlong(length) if spec.overlong else 0.0)
 
     def _schedule(self, response: str, problem: Problem) -> Future[float]:
@@ -184,10 +194,11 @@ class _Clock:
                     future.cancel()  # which kills its worker
 
 
-def _well_formed(response: str, spec: RewardSpec) -> bool:
-    if spec.kind == "code":
+def _well_formed(response: str, form: Kind) -> bool:
+    """Whether a response has exactly one answer, in the form that a verifier reads."""
+    if form == "code":
         return len(code_blocks(response)) == 1
-    if spec.kind == "number":
+    if form == "number":
         return response.count(MARK) == 1 and last_number(response) is not None
     boxes, unfinished = closed_boxes(response)
     return len(boxes) == 1 and not unfinished

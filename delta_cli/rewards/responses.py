@@ -16,7 +16,8 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import StopRequested
-from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.combined import Graders
+from delta_cli.rewards.grader import Verdict
 
 Item = TypeVar("Item")
 PATIENCE = 0.5  # seconds between two looks whether somebody asked to stop
@@ -79,7 +80,7 @@ class RolloutWorker:
 
     sampler: Sampler
     tokenizer: Tokenizer
-    grader: Grader
+    grader: Graders
     template: str
     collective: Collective = SOLO
     prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: none is too long

@@ -1,4 +1,4 @@
-"""Which reward a run uses: one verifier, and what is added to its verdict."""
+"""What one reward is: a verifier, or a measure of form or length, and what is added to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from delta_cli.errors import UserError
 
-Kind = Literal["math", "number", "choice", "code", "custom"]
+Kind = Literal["math", "number", "choice", "code", "custom", "format", "length"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Overlong:
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """The verifier's kind with its settings, and additive shapers that are off at zero.
+    """The kind with its settings, and additive shapers that are off at zero.
 
     reward = verdict + format_bonus·[the answer has the form asked for]
              − length_penalty·length/1000 + overlong(length)
@@ -44,3 +44,6 @@ class RewardSpec:
     allow_unsandboxed: bool = False  # code: run without a sandbox where there is none
     path: str = ""  # custom: a Python file
     function: str = "reward"  # custom: its function (response: str, problem: Problem) -> float
+    pattern: str | None = None  # format: of the whole response; None: the form of an answer that ``form`` reads
+    form: Kind = "math"  # format: the verifier whose form is asked for
+    limit: int = 1  # length: tokens a response may have

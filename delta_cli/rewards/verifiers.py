@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,6 +61,9 @@ def verifier(spec: RewardSpec) -> Verifier:
             seconds=spec.run_seconds,
             allow_unsandboxed=spec.allow_unsandboxed,
         )
+    if spec.kind == "format":
+        whole = re.compile(spec.pattern or "", re.DOTALL)
+        return lambda response, problem: float(whole.fullmatch(response.strip()) is not None)
     return custom(Path(spec.path), spec.function)
 
 

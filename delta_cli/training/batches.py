@@ -121,7 +121,7 @@ class Batches:
                     drawn,
                     rollout,
                     derive(seed, number, f"rollout {attempt}"),
-                    self._recipe.reward.flip,
+                    self._recipe.rewards[0].flip,  # which is for a single one
                     observer,
                     interrupt,
                     self._proxy,

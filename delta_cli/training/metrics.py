@@ -30,8 +30,10 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "step": Metric("steps", "steps done, this one included"),
     "reward_mean": Metric("reward", "mean reward of the batch's responses", "rises"),
-    "accuracy": Metric("share", "responses that the verifier called correct", "rises"),
-    "reward_failures": Metric("responses", "verifications that were killed or failed; their reward is 0", "0"),
+    "accuracy": Metric("share", "responses that the verifier called correct, of several all of them", "rises"),
+    "reward_failures": Metric(
+        "responses", "with a verification that was killed or failed; the reward of that one is 0", "0"
+    ),
     "equal_groups": Metric(
         "share", "prompts whose responses all got one reward: nothing is learned from them", "below 0.8"
     ),
@@ -107,7 +109,10 @@ AHEAD_METRICS = {
         "s", "with engine.ahead: waited for a batch, most of whose seconds_rollout passed while another was trained on"
     ),
 }
-METRICS |= RANK_METRICS | AHEAD_METRICS
+REWARD_METRICS = {
+    "reward_NAME": Metric("reward", "with several rewards: mean of the one of that name, before its weight", "rises"),
+}
+METRICS |= RANK_METRICS | AHEAD_METRICS | REWARD_METRICS
 
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
@@ -115,6 +120,7 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
     lengths = batch.sequences.lengths
     return {
         "reward_mean": float(batch.rewards.mean()),
+        **{f"reward_{name}": float(rewards.mean()) for name, rewards in batch.each_reward.items()},
         "accuracy": float(batch.correct.mean()),
         "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
         "equal_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),

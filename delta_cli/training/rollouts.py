@@ -64,6 +64,11 @@ class RolloutBatch:
         return np.array([verdict.reward for verdict in self.verdicts], np.float64)
 
     @property
+    def each_reward(self) -> dict[str, NDArray[np.float64]]:
+        """Of several rewards each alone, [R], before its weight."""
+        return {name: np.array([verdict.parts[name] for verdict in self.verdicts]) for name in self.verdicts[0].parts}
+
+    @property
     def correct(self) -> NDArray[np.bool_]:
         """[R]"""
         return np.array([verdict.correct for verdict in self.verdicts], bool)

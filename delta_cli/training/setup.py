@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from backends import registry
 from backends.collective import SOLO
@@ -14,6 +15,7 @@ from backends.interface import BackendSettings, Collective, LoraSettings, Optimi
 from delta_cli.assets import config_file, model_path
 from delta_cli.data import word_problems
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
+from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, encode_prompt
 from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
@@ -22,6 +24,8 @@ from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.reward import Reward
+from delta_cli.rewards.combined import Graders, Part
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.rewards.spec import Overlong, RewardSpec
@@ -56,11 +60,10 @@ def open_trainer(
     check_context(recipe, data, tokenizer)
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
-        if recipe.reward.kind == "custom":
-            grader.check(data.problems[0])
+        check_functions(grader, data.problems[0])
         if data.report.kept < data.report.read:
             observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
-        for line in gold_notices(recipe, data, grader):
+        for line in gold_notices(data, grader):
             observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir) if ranks.rank == 0 else FollowedFolder(run_dir)
         folder.hold()
@@ -156,7 +159,8 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
         tokenizer,
         recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" else None,
     )
-    check_answers(recipe.reward.kind, (*loaded.problems, *loaded.held_out))
+    for reward in recipe.verifiers:
+        check_answers(reward.kind, (*loaded.problems, *loaded.held_out))
     return loaded
 
 
@@ -164,15 +168,15 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
     """What a run is evaluated on while it trains; raises UserError where that is nothing."""
     if recipe.evaluation.suite is not None:
         suite = suites.load_suite(recipe.evaluation.suite)
-        if recipe.reward.kind == "custom":
+        if own := [reward.custom_file for reward in recipe.verifiers if reward.kind == "custom"]:
             raise UserError(
-                f"evaluation.suite: {suite.name} is graded by its own verifier, not by {recipe.reward.custom_file}; "
+                f"evaluation.suite: {suite.name} is graded by its own verifier, not by {own[0]}; "
                 "remove it to evaluate on data.held_out, and run `delta eval --suite` on the finished run"
             )
-        if suite.settings.verifier != recipe.reward.kind:
+        if others := [reward.kind for reward in recipe.verifiers if reward.kind != suite.settings.verifier]:
             raise UserError(
                 f"evaluation.suite: {suite.name} is graded by the {suite.settings.verifier} verifier, but reward.kind "
-                f"is {recipe.reward.kind}; choose another suite"
+                f"is {others[0]}; choose another suite"
             )
         return suites.load_benchmarks(suite.benchmarks, recipe.evaluation.problems)
     if recipe.evaluation.every == "never":
@@ -185,9 +189,17 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
     return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]
 
 
-def gold_notices(recipe: Recipe, data: LoadedData, grader: Grader) -> list[str]:
+def check_functions(graders: Graders, problem: Problem) -> None:
+    """Raise UserError where a reward of the user's own cannot grade a problem."""
+    for part in graders.parts:
+        if part.grader.spec.kind == "custom":
+            part.grader.check(problem)
+
+
+def gold_notices(data: LoadedData, graders: Graders) -> list[str]:
     """A line on gold answers that the verifier refuses as answers to themselves, out of a sample; no line if none."""
-    if recipe.reward.kind != "math":
+    grader = next((part.grader for part in graders.parts if part.grader.spec.kind == "math"), None)
+    if grader is None:
         return []
     answers = [problem for problem in data.problems if isinstance(problem.answer, str)]
     sample = answers[:: max(1, len(answers) // GOLD_SAMPLE)][:GOLD_SAMPLE]
@@ -206,7 +218,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
     """How a run draws and judges responses to the problems it is evaluated on."""
     evaluation = recipe.evaluation
     return EvaluationSettings(
-        verifier="math" if recipe.reward.kind == "custom" else recipe.reward.kind,
+        verifier=_reader(recipe),
         samples=evaluation.samples,
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
@@ -216,13 +228,23 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         system=recipe.data.system,
         thinking=recipe.data.thinking,
         seed=recipe.run.seed,
-        run_seconds=recipe.reward.run_seconds,
+        run_seconds=max(reward.run_seconds for reward in recipe.verifiers),
     )
 
 
-def make_grader(recipe: Recipe) -> Grader:
-    """The recipe's reward, in worker processes."""
-    reward = recipe.reward
+def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
+    """What reads answers out of responses, for majorities: the first verifier; for a function of one's own a box."""
+    kind = recipe.verifiers[0].kind
+    return "math" if kind == "custom" or kind == "format" or kind == "length" else kind
+
+
+def make_grader(recipe: Recipe) -> Graders:
+    """The recipe's rewards, in worker processes."""
+    verifying = recipe.verifiers
+    return Graders([Part(_grader(recipe, each), each.title, each.weight, each in verifying) for each in recipe.rewards])
+
+
+def _grader(recipe: Recipe, reward: Reward) -> Grader:
     overlong = None
     if reward.overlong_buffer is not None:
         overlong = Overlong(recipe.rollout.max_tokens, reward.overlong_buffer, reward.overlong_factor)
@@ -237,6 +259,9 @@ def make_grader(recipe: Recipe) -> Grader:
         allow_unsandboxed=reward.allow_unsandboxed,
         path=reward.custom_file or "",
         function=reward.custom_function,
+        pattern=reward.pattern,
+        form=recipe.verifiers[0].kind,
+        limit=recipe.rollout.max_tokens,
     )
     return Grader(spec, reward.workers, reward.timeout)
 

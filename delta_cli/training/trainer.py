@@ -243,7 +243,7 @@ class Trainer:
 
     def _run_benchmark(self, benchmark: Benchmark) -> BenchmarkResult:
         return run_benchmark(
-            self.worker,
+            replace(self.worker, grader=self.worker.grader.verifying),
             benchmark,
             self.evaluation,
             progress=lambda name, done, total: self.observer.advance(done, 0),
@@ -364,6 +364,7 @@ def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -
             "tokens": batch.sequences.tokens[first:last].tolist(),
             "answer": problem.answer,
             "reward": verdict.reward,
+            **({"rewards": dict(verdict.parts)} if verdict.parts else {}),
             "correct": verdict.correct,
             "failure": verdict.failure,
             "advantage": float(credit.advantages[row]),

@@ -162,6 +162,21 @@ def test_json(run_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_several_rewards_are_told_apart(tmp_path: Path) -> None:
+    """In all three forms, each before its weight; a name is no markup either."""
+    folder, tokenizer = synthetic.start(tmp_path / "run")
+    own = {"rewards": {"math": 1.0, HOSTILE: -0.25}, "reward": 0.875}
+    lines = [synthetic.record(tokenizer, "7+8=15", correct=True) | own, synthetic.record(tokenizer, "8", correct=False)]
+    folder.write_rollouts(1, lines)
+    assert "reward 0.875 (math 1, <script>alert(1)</script>" in " ".join(printed(folder.path, 300).split())
+    assert "\x1b[31m" not in printed(folder.path, 300)
+    page = Seen(inspection_page(inspect_run(folder.path)))
+    assert "script" not in page.tags
+    assert "reward 0.875 (math 1, <script>" in page.text
+    told = json.loads(to_json(inspect_run(folder.path)))["responses"]
+    assert [response["rewards"] for response in told] == [own["rewards"], {}]
+
+
 def test_page_shows_hostile_text_as_text(hostile_path: Path) -> None:
     """Markup in prompt, problem and response is text; nothing is fetched and no script is there."""
     seen = Seen(inspection_page(inspect_run(hostile_path)))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from delta_cli.errors import UserError
+from delta_cli.recipe import parse_recipe, to_toml
 from delta_cli.reporting.clouds import cloud
 from delta_cli.reporting.figures import LONGEST_NAME, Drawing, charts
 from delta_cli.reporting.recorded import RecordedRun
@@ -56,6 +57,17 @@ def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
     assert (figures / "reward.png").read_bytes().startswith(b"\x89PNG")
     runs = [RecordedRun(run_path), RecordedRun(other.path)]
     assert differing(runs) == {"run.seed": [0, 7]}
+
+
+def test_recipes_with_several_rewards_differ_by_their_names(tmp_path: Path) -> None:
+    runs = []
+    for weight in (0.25, 0.5):
+        folder, _ = synthetic.start(tmp_path / str(weight))
+        recipe = {"reward": [{"kind": "math"}, {"kind": "custom", "name": "style", "custom_file": "s.py"}]}
+        recipe["reward"][1]["weight"] = weight  # type: ignore[assignment]
+        folder.recipe.write_text(to_toml(parse_recipe(recipe, "it")), encoding="utf-8")
+        runs.append(RecordedRun(folder.path))
+    assert differing(runs) == {"reward.style.weight": [0.25, 0.5]}
 
 
 def test_hostile_names_and_text(hostile_path: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -45,7 +45,7 @@ def test_a_study_of_the_paper_has_its_protocol(path: Path) -> None:
         recipe = study.recipe_of(arm, 0, RECIPES)
         assert recipe.checkpoint.keep_best == "eval_accuracy"
         assert recipe.evaluation.every % recipe.checkpoint.every == 0
-        if recipe.reward.kind == "math":
+        if recipe.rewards[0].kind == "math":
             assert (recipe.evaluation.suite, recipe.evaluation.samples, recipe.evaluation.every) == ("aime25", 8, 4)
 
 

@@ -148,6 +148,9 @@ ALONE = {
     "update.score",  # tests/training/test_score_as_drawn.py
     "delta.shards",
     "reward.kind",
+    "reward.weight",  # these three in tests/training/test_rewards.py
+    "reward.name",
+    "reward.pattern",
     "reward.code",
     "reward.custom_file",
     "reward.custom_function",

@@ -13,7 +13,7 @@ import torch
 from delta_cli.credit import PRESETS
 from delta_cli.reporting.console import PlainObserver
 from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training.metrics import AHEAD_METRICS, METRICS, RANK_METRICS
+from delta_cli.training.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
 from delta_cli.training.run_folder import read_lines
 
 from .harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
@@ -57,7 +57,7 @@ def test_one_seed_one_run(model: Path, tmp_path: Path) -> None:
 def test_every_metric_is_documented_and_every_documented_one_is_written(model: Path, tmp_path: Path) -> None:
     train(make_recipe(model, run__steps=2, update__kl_coefficient=0.1), tmp_path)
     records = list(read_lines(tmp_path / "metrics.jsonl"))
-    elsewhere = set(RANK_METRICS) | set(AHEAD_METRICS)
+    elsewhere = set(RANK_METRICS) | set(AHEAD_METRICS) | set(REWARD_METRICS)
     assert set().union(*records) == set(METRICS) - elsewhere
     assert set(METRICS) - set(records[0]) == {"eval_accuracy"} | elsewhere
 
