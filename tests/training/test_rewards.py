@@ -126,23 +126,23 @@ def test_a_suite_needs_its_verifier_to_be_the_only_one(model: Path) -> None:
 def test_the_keys_of_each_arrive(model: Path, tmp_path: Path) -> None:
     """What test_every_key holds of one reward, for what only several have."""
     rewards = [
+        {"kind": "length"},
         {"kind": "number", "weight": 1.5, "workers": 3, "timeout": 4.5},
         {"kind": "format", "weight": 0.25, "name": "tidy", "pattern": ".+c-pattern", "workers": 5, "timeout": 6.5},
         {"kind": "format", "weight": 0.75},
-        {"kind": "length"},
     ]
     recipe = several(model, rewards, run__steps=1, rollout__max_tokens=13)
     parts = make_grader(recipe).parts
     assert [(part.name, part.weight, part.verifies) for part in parts] == [
+        ("length", 1.0, False),
         ("number", 1.5, True),
         ("tidy", 0.25, False),
         ("format", 0.75, False),
-        ("length", 1.0, False),
     ]
-    assert [(part.grader.workers, part.grader.timeout) for part in parts] == [(3, 4.5), (5, 6.5), (2, 10.0), (2, 10.0)]
+    assert [(part.grader.workers, part.grader.timeout) for part in parts] == [(2, 10.0), (3, 4.5), (5, 6.5), (2, 10.0)]
     assert [part.grader.spec for part in parts] == [
         RewardSpec(kind=kind, pattern=pattern, form="number", limit=13)  # type: ignore[arg-type]
-        for kind, pattern in (("number", None), ("format", ".+c-pattern"), ("format", None), ("length", None))
+        for kind, pattern in (("length", None), ("number", None), ("format", ".+c-pattern"), ("format", None))
     ]
 
 
