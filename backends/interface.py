@@ -115,6 +115,10 @@ class StopStrings(Protocol):
 class Sampling:
     """How to draw responses. ``temperature`` 0 takes the likeliest token.
 
+    Of the distribution at the temperature first ``min_p`` takes away tokens less likely than that share of the
+    likeliest one's probability, then ``top_k`` all but the k likeliest, then ``top_p`` all but the likeliest that
+    reach it together, of what is left by then. Tokens of one probability stay or go together under the first two.
+
     A response ends with the first token that is one of ``stop_ids`` or completes a string of ``stop``.
     That token is the last of the response, as it was sampled.
     """
@@ -124,6 +128,8 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     samples: int = 1  # responses per prompt
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0
     seed: int = 0
     stop: StopStrings | None = None
 
@@ -132,6 +138,11 @@ class Sampling:
         if not len(tokens):
             return False
         return int(tokens[-1]) in self.stop_ids or (self.stop is not None and self.stop.completed_by(tokens))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether it draws from less than the whole distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def softmax_temperature(self) -> float:
@@ -177,7 +188,7 @@ class Completions:
     """Sampled responses, prompt-major: those of the first prompt, then those of the second, …
 
     ``tokens`` are the ids as they were sampled, the token that ended a response included;
-    ``logprobs`` are the sampling engine's own, at the sampling temperature and before top-p;
+    ``logprobs`` are the sampling engine's own, at the sampling temperature, of the whole distribution;
     ``truncated`` marks responses that ran into ``max_tokens`` without an end, see :class:`Sampling`;
     ``version`` is that of the weights they were drawn from;
     ``entropies`` are those of the distributions that ``logprobs`` are of, ``features`` what scoring would have made:

@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.batching import uniforms
 from backends.fake.qwen3 import Array, Cache, Qwen3
-from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest
+from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
 
 Features = Callable[[Proxy, Array, Array, Ids], Array]  # of states [n, H], log-probabilities [n, V] and tokens [n]
 
@@ -21,17 +21,19 @@ def log_softmax(logits: Array) -> Array:
     return shifted - total
 
 
-def draw(logprobs: Array, noise: Array, top_p: float) -> Ids:
+def draw(logprobs: Array, noise: Array, sampling: Sampling) -> Ids:
     """One token of each distribution [B, V] by the inverse of its cumulative sum at ``noise`` [B].
 
-    ``top_p`` keeps the likeliest tokens until their probabilities reach it. A token of probability
-    zero is never drawn.
+    Of the tokens that ``sampling`` leaves. One of probability zero is never drawn.
     """
     p = np.exp(logprobs)
-    if top_p < 1:
+    p[p < sampling.min_p * p.max(axis=-1, keepdims=True)] = 0
+    if 0 < sampling.top_k < p.shape[-1]:
+        p[p < np.sort(p, axis=-1)[:, -sampling.top_k, None]] = 0
+    if sampling.top_p < 1:
         order = np.argsort(-p, axis=-1, kind="stable")
         ranked = np.take_along_axis(p, order, axis=-1)
-        ranked[np.cumsum(ranked, axis=-1) - ranked >= top_p] = 0
+        ranked[np.cumsum(ranked, axis=-1) - ranked >= sampling.top_p * p.sum(axis=-1, keepdims=True)] = 0
         np.put_along_axis(p, order, ranked, axis=-1)
     cumulative = np.cumsum(p, axis=-1)
     total = cumulative[:, -1]
@@ -66,7 +68,7 @@ def generate(
         request.interrupt()
         logits = hidden @ model.weights[model.head].T  # [B, V]
         logp = log_softmax(logits / sampling.softmax_temperature)
-        token = draw(logp, noise[active, count - 1], sampling.top_p) if sampling.temperature else logits.argmax(-1)
+        token = draw(logp, noise[active, count - 1], sampling) if sampling.temperature else logits.argmax(-1)
         tokens[active, count - 1] = token
         logprobs[active, count - 1] = logp[np.arange(len(token)), token]
         entropies[active, count - 1] = -(np.exp(logp) * logp).sum(1)

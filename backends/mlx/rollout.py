@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
-from backends.interface import Completions, Floats, OnFinished, RolloutRequest, starts_of
+from backends.interface import Completions, Floats, OnFinished, RolloutRequest, Sampling, starts_of
 from backends.mlx.features import Collector
 from backends.mlx.head import entropy, pick, proxies
 from backends.mlx.model import Policy
@@ -190,7 +190,7 @@ class Rollout:
         else:
             last = self.sampling.max_tokens  # which a row that is finished may be past
             noise = mx.array(np.array([self.noise[row][min(len(self.tokens[row]) + offset, last)] for row in rows]))
-            tokens = inverse_cdf(nucleus(logprobs, self.sampling.top_p), noise)
+            tokens = inverse_cdf(truncate(mx.exp(logprobs), self.sampling), noise)
         numbers = [pick(logprobs, tokens)] + ([entropy(logprobs)] if self.request.entropies else [])
         stacked, features = mx.stack(numbers), None
         if self.collector and self.request.proxy:
@@ -220,15 +220,25 @@ class Rollout:
         )
 
 
-def nucleus(logprobs: mx.array, top_p: float) -> mx.array:
-    """Probabilities [B, V], zero outside the fewest likeliest tokens that reach ``top_p``."""
-    probabilities = mx.exp(logprobs)
-    if top_p >= 1:
-        return probabilities
+def truncate(probabilities: mx.array, sampling: Sampling) -> mx.array:
+    """Probabilities [B, V], zero where min-p, top-k or top-p take a token away."""
+    if sampling.min_p > 0:
+        least = sampling.min_p * probabilities.max(axis=-1, keepdims=True)
+        probabilities = mx.where(probabilities < least, 0.0, probabilities)
+    if 0 < sampling.top_k < probabilities.shape[-1]:
+        least = mx.topk(probabilities, sampling.top_k, axis=-1).min(axis=-1, keepdims=True)
+        probabilities = mx.where(probabilities < least, 0.0, probabilities)
+    if sampling.top_p < 1:
+        probabilities = nucleus(probabilities, sampling.top_p * probabilities.sum(axis=-1, keepdims=True))
+    return probabilities
+
+
+def nucleus(probabilities: mx.array, level: mx.array) -> mx.array:
+    """Probabilities [B, V], zero outside the fewest likeliest tokens that reach ``level`` [B, 1] together."""
     order = mx.argsort(-probabilities, axis=-1)
     ranked = mx.take_along_axis(probabilities, order, axis=-1)
     before = mx.cumsum(ranked, axis=-1, inclusive=False)
-    return mx.put_along_axis(probabilities, order, mx.where(before < top_p, ranked, 0.0), axis=-1)
+    return mx.put_along_axis(probabilities, order, mx.where(before < level, ranked, 0.0), axis=-1)
 
 
 def inverse_cdf(probabilities: mx.array, uniform: mx.array) -> mx.array:

@@ -177,7 +177,7 @@ class Rollout:
         sampling = self._sampling
         logits, weights = (buffer[: len(hidden)] for buffer in self._buffers)
         self._head.logits(hidden, sampling.softmax_temperature, logits)
-        chosen, total = draw(logits, noise, sampling.top_p, sampling.temperature == 0, weights)
+        chosen, total = draw(logits, noise, sampling, weights)
         ids.copy_(chosen)
         numbers[0] = logits.gather(1, ids[:, None])[:, 0] - total.log()
         if rows is not None and self._proxy is not None:

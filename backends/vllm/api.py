@@ -129,6 +129,8 @@ class Api:
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": sampling.min_p,
                 "seed": seed,
                 "stop_token_ids": list(sampling.stop_ids),
                 "logprobs": 0,

@@ -328,7 +328,7 @@ class VllmSampler:
     def _completions(self, request: RolloutRequest, drawn: Sequence[Drawn]) -> Completions:
         tokens = [each.answer.tokens for each in drawn]
         logprobs = np.concatenate([np.zeros(0, np.float32), *(each.answer.logprobs for each in drawn)])
-        if request.sampling.top_p != 1:  # vLLM's are those of the truncated distribution, which nobody asked for
+        if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which nobody asked for
             logprobs = np.full_like(logprobs, np.nan)
         return Completions(
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),

@@ -11,7 +11,17 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.engine import EngineOption, PythonOption, engine_of, open_engine
-from delta_cli.cli.options import BackendOption
+from delta_cli.cli.options import (
+    BackendOption,
+    CheckpointOption,
+    MaxTokensOption,
+    MinPOption,
+    SeedOption,
+    TemperatureOption,
+    TemplateOption,
+    TopKOption,
+    TopPOption,
+)
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,10 +32,6 @@ if TYPE_CHECKING:
     from delta_cli.recipe.models import Engine
     from delta_cli.rewards.combined import Graders
 
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
-]
 SuiteOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="A shipped suite, or the path of a suite's .toml.", show_default=False),
@@ -43,18 +49,16 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(metavar="N", help="Responses for each problem.", show_default=False)
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="X", help="0 takes the likeliest token.", show_default=False)
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling.", show_default=False)] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)
-    ] = None,
-    template: Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt template.", show_default=False)] = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    max_tokens: MaxTokensOption = None,
+    template: TemplateOption = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="So many problems of each benchmark.", min=1, show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the sampling.", show_default=False)] = None,
+    seed: SeedOption = None,
     allow_unsandboxed: Annotated[
         bool,
         typer.Option("--allow-unsandboxed", help="Run programs without a sandbox; only on a machine you can lose."),
@@ -87,6 +91,8 @@ def evaluate(
         "samples": samples,
         "temperature": temperature,
         "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
         "max_tokens": max_tokens,
         "template": template,
         "seed": seed,

@@ -20,6 +20,28 @@ SetOption = Annotated[
     ),
 ]
 
+# How responses are drawn: what an evaluation and a conversation have in common. None: as usual there.
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
+]
+TemplateOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt template.", show_default=False)]
+TemperatureOption = Annotated[
+    float | None, typer.Option(metavar="X", help="0 takes the likeliest token.", show_default=False)
+]
+TopPOption = Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling.", show_default=False)]
+TopKOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Only the N likeliest tokens; 0: all.", show_default=False)
+]
+MinPOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Only tokens with X of the likeliest one's probability.", show_default=False),
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)
+]
+SeedOption = Annotated[int | None, typer.Option(metavar="N", help="Of the sampling.", show_default=False)]
+
 
 def quickstart() -> Path:
     """The recipe that ships with the package."""

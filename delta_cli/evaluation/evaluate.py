@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from backends.interface import Sampling
 from delta_cli import __version__
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
@@ -172,15 +171,7 @@ def _draw(
     interrupt: Callable[[], None],
 ) -> list[list[Response]]:
     """Graded responses [P][k]; ``report`` hears how many are drawn."""
-    sampling = Sampling(
-        max_tokens=settings.max_tokens,
-        stop_ids=worker.tokenizer.eos_ids,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        samples=settings.samples,
-        seed=seed,
-        stop=worker.tokenizer.stop_text(settings.stop),
-    )
+    sampling = settings.sampling(worker.tokenizer, seed)
     drawn = worker.draw(problems, sampling, lambda done, _: report(done), interrupt).result()
     found = drawn.completions
     graded = zip(drawn.texts, np.diff(found.starts).tolist(), found.truncated.tolist(), drawn.verdicts, strict=True)

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from backends.interface import Sampling
+from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import statistics
 from delta_cli.evaluation.statistics import Estimate
@@ -33,6 +35,8 @@ class EvaluationSettings(Record):
     samples: int = Field(default=16, ge=1, description="responses drawn for each problem")
     temperature: float = Field(default=1.0, ge=0, description="of the softmax; 0 takes the likeliest token")
     top_p: float = Field(default=0.7, gt=0, le=1, description="share of probability kept, the likeliest tokens first")
+    top_k: int = Field(default=0, ge=0, description="so many of the likeliest tokens are kept; 0: all")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="tokens kept are at least this times the likeliest's p")
     max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
     stop: tuple[str, ...] = Field(default=(), description="strings of which the first ends a response")
     template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
@@ -51,8 +55,29 @@ class EvaluationSettings(Record):
 
     def identity(self) -> str:
         """What tells these settings from others; without what evaluations from before it was there did not know."""
-        newer = {"stop": self.stop, "system": self.system, "thinking": self.thinking}
-        return self.model_dump_json(exclude={name for name, value in newer.items() if value in (None, ())})
+        newer = {"stop": (), "system": None, "thinking": None, "top_k": 0, "min_p": 0.0}
+        return self.model_dump_json(exclude={name for name, unset in newer.items() if getattr(self, name) == unset})
+
+    def sampling(self, tokenizer: Tokenizer, seed: int) -> Sampling:
+        """What a backend is asked for; ``seed`` is that of one call."""
+        return Sampling(
+            max_tokens=self.max_tokens,
+            stop_ids=tokenizer.eos_ids,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            samples=self.samples,
+            seed=seed,
+            stop=tokenizer.stop_text(self.stop),
+        )
+
+    @property
+    def truncation(self) -> str:
+        """What of the distribution is drawn from, in words."""
+        words = [f"top-p {self.top_p:g}"]
+        words += [f"top-k {self.top_k}"] if self.top_k else []
+        return ", ".join(words + ([f"min-p {self.min_p:g}"] if self.min_p else []))
 
 
 class Outcome(BaseModel):

@@ -42,7 +42,7 @@ def render(evaluation: Evaluation) -> RenderableType:
     rows.append(("mean length", [(f"{each.mean_length:,.0f}",) for each in columns]))
     how = (
         f"Percent ± standard error over problems{_weighted(columns)}. {count(k, 'sample')} a problem at temperature "
-        f"{settings.temperature:g}, top-p {settings.top_p:g}, at most {settings.max_tokens:,} tokens."
+        f"{settings.temperature:g}, {settings.truncation}, at most {settings.max_tokens:,} tokens."
     )
     if evaluation.limit is not None:
         how += f" At most {count(evaluation.limit, 'problem')} of each benchmark."

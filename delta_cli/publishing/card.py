@@ -99,11 +99,11 @@ def _evaluations(run: Path, step: int | None) -> list[str]:
     found = [Evaluation.read(file) for file in sorted((run / "evaluations").glob(f"*/{FILE}"))]
     rows = [
         f"| {each.suite} | {each.average.avg.mean:.1%} ({each.average.avg.low:.1%} to {each.average.avg.high:.1%}) | "
-        f"{each.settings.samples} | {each.settings.temperature:g} | {each.settings.top_p:g} |"
+        f"{each.settings.samples} | {each.settings.temperature:g} | {each.settings.truncation} |"
         for each in found
         if each.step == step
     ]
     if not rows:
         return []
-    head = "| suite | avg@k | k | temperature | top-p |\n|---|---|---|---|---|\n"
+    head = "| suite | avg@k | k | temperature | of the distribution |\n|---|---|---|---|---|\n"
     return ["## Evaluations\n\n" + head + "\n".join(rows)]

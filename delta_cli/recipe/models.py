@@ -135,11 +135,12 @@ class Rollout(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_distribution(cls, table: Any) -> Any:
-        if isinstance(table, dict) and "top_p" in table:
-            raise ValueError(
-                "rollout.top_p: training draws from the whole distribution, because log-probabilities of a truncated "
-                "one are not the policy's; remove it (evaluation.top_p is for evaluations)"
-            )
+        for name in ("top_p", "top_k", "min_p"):
+            if isinstance(table, dict) and name in table:
+                raise ValueError(
+                    f"rollout.{name}: training draws from the whole distribution, because log-probabilities of a "
+                    f"truncated one are not the policy's; remove it (evaluation.{name} is for evaluations)"
+                )
         return table
 
 
@@ -258,7 +259,9 @@ class Evaluation(Section):
     problems: int = key(128, "problems of each benchmark, at most", "problems", ge=1)
     samples: int = key(1, "responses for each problem", "responses", ge=1, le=4096)
     temperature: float = key(1.0, "sampling temperature; 0: the likeliest token", ge=0, le=10)
-    top_p: float = key(1.0, "nucleus sampling", gt=0, le=1)
+    top_p: float = key(1.0, "nucleus sampling, of what top_k and min_p leave", gt=0, le=1)
+    top_k: int = key(0, "only so many of the likeliest tokens; 0: all", "tokens", ge=0)
+    min_p: float = key(0.0, "only tokens with at least this share of the likeliest one's probability", ge=0, le=1)
     max_tokens: int | None = key(None, "longest response; absent: as in training", "tokens", ge=1)
 
     @model_validator(mode="after")

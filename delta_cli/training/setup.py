@@ -222,6 +222,8 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         samples=evaluation.samples,
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+        min_p=evaluation.min_p,
         max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
         stop=recipe.rollout.stop,
         template=template_of(recipe),

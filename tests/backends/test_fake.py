@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from backends.fake.backend import FakeEngine
 from backends.fake.sampling import draw
-from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences, token_index
+from backends.interface import BackendError, BackendSettings, LoraSettings, Sampling, Sequences, token_index
 from delta_cli.assets.random_model import write_qwen3
 
 
@@ -53,9 +53,9 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     with np.errstate(divide="ignore"):
         logprobs = np.log([[0.0, 0.5, 0.0, 0.3, 0.2, 0.0]])
     edges = np.array([0.0, 0.25, 0.5, 0.79, 0.8, np.nextafter(1, 0)])
-    drawn = [int(draw(logprobs, noise[None], top_p=1.0)[0]) for noise in edges]
+    drawn = [int(draw(logprobs, noise[None], Sampling(1, ()))[0]) for noise in edges]
     assert drawn == [1, 1, 3, 3, 4, 4]
-    assert {int(draw(logprobs, noise[None], top_p=0.7)[0]) for noise in edges} == {1, 3}
+    assert {int(draw(logprobs, noise[None], Sampling(1, (), top_p=0.7))[0]) for noise in edges} == {1, 3}
 
 
 def test_a_sharded_folder_is_the_same_model(tmp_path: Path) -> None:

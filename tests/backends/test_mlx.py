@@ -37,7 +37,7 @@ from backends.mlx.backend import MlxEngine
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
-from backends.mlx.rollout import Rollout, inverse_cdf, nucleus
+from backends.mlx.rollout import Rollout, inverse_cdf, truncate
 from delta_cli.assets.random_model import write_qwen3
 
 VOCAB = 40
@@ -128,7 +128,7 @@ def test_finished_responses_leave_together(folder: Path, monkeypatch: pytest.Mon
 def test_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p() -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(30, 0.3), size=50).astype(np.float32)
-    kept = np.array(nucleus(mx.log(mx.array(p)), 0.7))
+    kept = np.array(truncate(mx.array(p), Sampling(1, (), top_p=0.7)))
     for row, result in zip(p, kept, strict=True):
         total, expected = 0.0, set()
         for token in np.argsort(-row):

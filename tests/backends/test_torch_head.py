@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backends.interface import Proxy
+from backends.interface import Proxy, Sampling
 from backends.torch.head import Head
-from backends.torch.sampling import choose, nucleus
+from backends.torch.sampling import choose, truncate
 
 TOKENS, SIZE, VOCAB = 13, 6, 29
 
@@ -117,7 +117,7 @@ def test_inverse_of_the_cumulative_distribution() -> None:
     """At the edges of the noise: never a token of probability zero, neither first, last nor in the middle."""
     weights = torch.tensor([0.0, 3.0, 0.0, 3.0, 0.0]).repeat(4, 1)
     noise = torch.tensor([0.0, 0.49, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
-    assert choose(weights, noise, top_p=1.0).tolist() == [1, 1, 3, 3]
+    assert choose(weights, noise, Sampling(1, ())).tolist() == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("size", [3, 256, 257, 512, 5000])
@@ -127,7 +127,7 @@ def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
     weights = (rng.exponential(size=(200, size)) * rng.integers(0, 2, size=(200, size))).astype(np.float32)
     weights[:, size // 2] = 1
     noise = np.concatenate([rng.random(150), np.zeros(25), np.full(25, np.nextafter(1.0, 0.0))])
-    found = choose(torch.from_numpy(weights), torch.from_numpy(noise), top_p=1.0).numpy()
+    found = choose(torch.from_numpy(weights), torch.from_numpy(noise), Sampling(1, ())).numpy()
     chosen, below = weights[np.arange(200), found].astype(np.float64), np.arange(size) < found[:, None]
     before, total = (weights * below).sum(1, dtype=np.float64), weights.sum(1, dtype=np.float64)
     assert (chosen > 0).all()
@@ -140,10 +140,11 @@ def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
 def test_nucleus() -> None:
     """The likeliest tokens up to top_p, the one that crosses it included, of weights whatever their sum."""
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]])
-    close(nucleus(probabilities, 0.6), torch.tensor([[0, 0.4, 0, 0.3], [0.97, 0, 0, 0]]))
-    close(nucleus(probabilities, 0.75), torch.tensor([[0, 0.4, 0.2, 0.3], [0.97, 0, 0, 0]]))
+    for top_p, kept in ((0.6, [0, 0.4, 0, 0.3]), (0.75, [0, 0.4, 0.2, 0.3])):
+        found = truncate(probabilities, Sampling(1, (), top_p=top_p))
+        close(found, torch.tensor([kept, [0.97, 0, 0, 0]]))
     noise = torch.tensor([0.999, 0.999], dtype=torch.float64)
-    assert choose(5 * probabilities, noise, top_p=0.6).tolist() == [3, 0]
+    assert choose(5 * probabilities, noise, Sampling(1, (), top_p=0.6)).tolist() == [3, 0]
 
 
 def close(found: torch.Tensor, expected: torch.Tensor | None) -> None:

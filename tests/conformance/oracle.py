@@ -32,6 +32,19 @@ class Rotary(torch.nn.Module):
         return angles.cos(), angles.sin()
 
 
+def cut_down(p: np.ndarray, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> np.ndarray:
+    """What is left of probabilities [V], with sum 1: min-p first, then top-k, then top-p of what is left by then."""
+    left = {token: float(p[token]) for token in sorted(range(len(p)), key=lambda token: -p[token])}
+    left = {token: q for token, q in left.items() if q >= min_p * max(p)}
+    left = dict(list(left.items())[: top_k or None])
+    total, reached, kept = sum(left.values()), 0.0, np.zeros(len(p))
+    for token, q in left.items():
+        if reached < top_p * total:
+            kept[token] = q
+            reached += q
+    return np.asarray(kept / kept.sum())
+
+
 @dataclass
 class Distributions:
     """For every response token: its distribution's log-probabilities [N, V], head input h [N, H], id [N]."""

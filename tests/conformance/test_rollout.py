@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from backends.interface import Completions, Engine, Proxy, RolloutRequest, Sampl
 from backends.stopping import StopText
 
 from .conftest import EOS, VOCAB, Make, Tolerance
-from .oracle import Oracle
+from .oracle import Oracle, cut_down
 
 PROMPTS = [np.array([5, 6, 7, 8]), np.array([21]), np.array([3, EOS, 9])]  # one token; an id beyond the tokenizer
 SAMPLING = Sampling(max_tokens=8, stop_ids=(EOS, 11), samples=3, seed=4)
@@ -27,6 +28,16 @@ def as_sequences(completions: Completions, sampling: Sampling) -> Sequences:
     return Sequences(prompts, completions.tokens, completions.starts, sampling.temperature)
 
 
+TRUNCATIONS: list[dict[str, Any]] = [
+    {"top_p": 0.6},
+    {"top_k": 4},
+    {"min_p": 0.2},
+    {"top_p": 0.6, "top_k": 4},  # in this and the next 0.6 of the whole is more than is left
+    {"top_p": 0.6, "min_p": 0.4},
+    {"top_p": 0.8, "top_k": 9, "min_p": 0.15},
+]
+
+
 def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
     """Of Pearson's chi-square; ids expected fewer than five times are counted together."""
     expected = counts.sum() * p / p.sum()
@@ -35,12 +46,16 @@ def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
     return float(chisquare(*(merged if rare.any() else (counts, expected))).pvalue)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("temperature", "truncation"),
+    [(1.0, {}), (0.7, {}), (1.3, {"top_p": 0.8}), (1.3, {"top_k": 9, "min_p": 0.1}), (0.0, {}), (0.0, {"top_k": 2})],
+    ids=str,
+)
 def test_engine_logprobs_equal_scored_ones(
-    backend: Engine, temperature: float, top_p: float, tolerance: Tolerance
+    backend: Engine, temperature: float, truncation: dict[str, Any], tolerance: Tolerance
 ) -> None:
-    """At the sampling temperature, and before top-p took the tail away."""
-    sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, top_p=top_p)
+    """At the sampling temperature, and before truncation took anything away."""
+    sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, **truncation)
     completions = backend.rollout(RolloutRequest(tuple(PROMPTS), sampling, entropies=True))
     scored = backend.score(as_sequences(completions, sampling))
     assert completions.entropies is not None
@@ -153,18 +168,23 @@ def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Engine, 
     ]
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.6)])
-def test_tokens_come_as_often_as_they_should(backend: Engine, oracle: Oracle, temperature: float, top_p: float) -> None:
-    """Single tokens; an id outside the nucleus never comes, and neighbours are independent."""
-    sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, top_p=top_p, samples=1000, seed=1)
+@pytest.mark.parametrize(
+    ("temperature", "truncation"),
+    [(1.0, {}), (0.7, {}), *((t, each) for t, each in zip((1.0, 1.0, 0.7, 1.0, 1.0, 1.3), TRUNCATIONS, strict=True))],
+    ids=str,
+)
+def test_tokens_come_as_often_as_they_should(
+    backend: Engine, oracle: Oracle, temperature: float, truncation: dict[str, Any]
+) -> None:
+    """Single tokens; an id that truncation takes away never comes, and neighbours are independent."""
+    sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, samples=1000, seed=1, **truncation)
     drawn = backend.rollout(RolloutRequest(tuple(PROMPTS[:1]), sampling)).tokens
     counts = np.bincount(drawn, minlength=VOCAB)
-    p = oracle.next_token(PROMPTS[0].tolist(), temperature)
-    ranked = np.argsort(-p)
-    nucleus = ranked[: np.searchsorted(np.cumsum(p[ranked]), top_p) + 1]  # fewest ids that reach top_p
-    assert set(np.flatnonzero(counts)) <= set(nucleus)
-    assert pvalue(counts[nucleus], p[nucleus]) > 1e-4
-    agree = np.square(p[nucleus] / p[nucleus].sum()).sum()  # how often two independent responses are the same
+    p = cut_down(oracle.next_token(PROMPTS[0].tolist(), temperature), **truncation)
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(p))
+    assert not truncation or 1 < np.count_nonzero(p) < VOCAB - 1
+    assert pvalue(counts[p > 0], p[p > 0]) > 1e-4
+    agree = np.square(p).sum()  # how often two independent responses are the same
     assert abs(np.mean(drawn[::2] == drawn[1::2]) - agree) < 5 * np.sqrt(agree * (1 - agree) / 500)
 
 

@@ -26,7 +26,7 @@ from delta_cli.rewards.responses import RolloutWorker
 
 from .fakes import BoxGrader, CharacterTokenizer, DigitBackend, problems
 
-SETTINGS = EvaluationSettings(samples=4, max_tokens=20, seed=3, temperature=0.9, top_p=0.8)
+SETTINGS = EvaluationSettings(samples=4, max_tokens=20, seed=3, temperature=0.9, top_p=0.8, top_k=7, min_p=0.1)
 BENCHMARKS = [Benchmark("easy", problems(7)), Benchmark("hard", problems(3, "2"))]
 
 
@@ -102,9 +102,19 @@ def test_the_backend_is_asked_for_what_the_settings_say(tmp_path: Path) -> None:
     run(tmp_path, backend)
     assert [count for count, _ in backend.calls] == [2, 2, 2, 1, 2, 1]
     for _, sampling in backend.calls:
-        assert (sampling.samples, sampling.max_tokens, sampling.temperature, sampling.top_p) == (4, 20, 0.9, 0.8)
+        assert (sampling.samples, sampling.max_tokens, sampling.temperature) == (4, 20, 0.9)
+        assert (sampling.top_p, sampling.top_k, sampling.min_p) == (0.8, 7, 0.1)
         assert sampling.stop_ids == CharacterTokenizer.eos_ids
     assert len({sampling.seed for _, sampling in backend.calls}) == 6
+
+
+def test_settings_that_came_later_change_no_folder_of_before_and_are_told_where_they_are_set() -> None:
+    """Their names appear in the identity, and so decide on the folder, once they are not what they always were."""
+    plain, given = EvaluationSettings(), EvaluationSettings(top_k=20, min_p=0.05, stop=("x",), thinking=False)
+    for name in ("top_k", "min_p", "stop", "system", "thinking"):
+        assert f'"{name}"' not in plain.identity()
+        assert (f'"{name}"' in given.identity()) == (name != "system")
+    assert (plain.truncation, given.truncation) == ("top-p 0.7", "top-p 0.7, top-k 20, min-p 0.05")
 
 
 def test_an_evaluation_reads_back_as_it_was(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ TOGETHER: dict[str, Any] = {
     "evaluation.samples": 15,
     "evaluation.temperature": 0.95,
     "evaluation.top_p": 0.99,
+    "evaluation.top_k": 250,
+    "evaluation.min_p": 0.001,
     "evaluation.max_tokens": 14,
 }
 
@@ -290,7 +292,10 @@ ARRIVES: dict[str, Found] = {
         f"update.{name}": of(BackendSettings, name)
         for name in ("micro_batch_tokens", "head_chunk_tokens", "feature_bytes", "feature_host_bytes")
     },
-    **{f"evaluation.{name}": evaluated(name) for name in ("samples", "temperature", "top_p", "max_tokens")},
+    **{
+        f"evaluation.{name}": evaluated(name)
+        for name in ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens")
+    },
 }
 ELSEWHERE = {"run.seed", "reward.flip", "update.schedule", "update.warmup"}  # tested by what they do
 

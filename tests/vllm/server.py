@@ -116,6 +116,9 @@ class TestServer:
             body["max_tokens"],
             tuple(body.get("stop_token_ids", ())),
             body["temperature"],
+            body.get("top_p", 1.0),
+            top_k=body.get("top_k", 0),
+            min_p=body.get("min_p", 0.0),
             seed=body.get("seed", 0),
             stop=Tokenizer.load(self.model).stop_text(tuple(body.get("stop", ()))),
         )

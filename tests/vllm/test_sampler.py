@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from backends.interface import BackendError, Engine, RolloutRequest, Sequences, 
 from backends.vllm import VllmSampler, VllmSettings
 from backends.vllm.sampler import seed_of
 from delta_cli.data.tokenizer import Tokenizer
+from tests.conformance.conftest import VOCAB
+from tests.conformance.oracle import Oracle, cut_down
+from tests.conformance.test_rollout import TRUNCATIONS, pvalue
 from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, move, publish, same
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault, serving
 
@@ -155,10 +159,26 @@ def test_the_wrong_kind_of_logprobs_is_refused(connect: Connect, trainer: Engine
         publish(trainer, pair.sampler)
 
 
-def test_logprobs_of_a_truncated_distribution_are_not_told(connect: Connect, trainer: Engine) -> None:
+@pytest.mark.parametrize("truncation", [{"top_p": 0.8}, {"top_k": 5}, {"min_p": 0.1}], ids=str)
+def test_logprobs_of_a_truncated_distribution_are_not_told(
+    connect: Connect, trainer: Engine, truncation: dict[str, Any]
+) -> None:
     pair = connect()
     publish(trainer, pair.sampler)
-    assert np.isnan(pair.draw(top_p=0.8).logprobs).all()
+    assert np.isnan(pair.draw(**truncation).logprobs).all()
+
+
+@pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
+def test_what_truncates_arrives(connect: Connect, trainer: Engine, truncation: dict[str, Any]) -> None:
+    """Single tokens, by the oracle of the local engines: what is taken away never comes, the rest as it should."""
+    pair = connect()
+    publish(trainer, pair.sampler)
+    sampling = replace(SAMPLING, max_tokens=1, temperature=1.0, samples=300, **truncation)
+    drawn = pair.sampler.rollout(RolloutRequest(PROMPTS[:1], sampling)).tokens
+    counts = np.bincount(drawn, minlength=VOCAB)
+    p = cut_down(Oracle(Path(pair.server.model)).next_token(PROMPTS[0].tolist()), **truncation)
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(p))
+    assert np.count_nonzero(p) == 1 or pvalue(counts[p > 0], p[p > 0]) > 1e-4
 
 
 def test_other_versions_are_refused(model: Path) -> None:
