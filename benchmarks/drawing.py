@@ -20,13 +20,16 @@ import torch
 from common import show, write
 from torch import Tensor
 
+from backends.interface import Sampling
 from backends.torch.head import Head
 from backends.torch.sampling import draw
+
+SAMPLING = Sampling(1, (), temperature=0.6)
 
 
 def plain(head: Head, hidden: Tensor, noise: Tensor) -> Tensor:
     """Token ids [n]; their log-probabilities and entropies are computed too."""
-    logprobs = head.logits(hidden, 0.6).log_softmax(1)
+    logprobs = head.logits(hidden, SAMPLING.temperature).log_softmax(1)
     probabilities = logprobs.exp()
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
     ids = torch.searchsorted(cumulative, noise[:, None] * cumulative[:, -1:], right=True)
@@ -36,8 +39,8 @@ def plain(head: Head, hidden: Tensor, noise: Tensor) -> Tensor:
 
 def ours(head: Head, buffers: list[Tensor], hidden: Tensor, noise: Tensor) -> Tensor:
     """The same as the backend's rollout does it."""
-    logits = head.logits(hidden, 0.6, buffers[0])
-    ids, total = draw(logits, noise, 1.0, False, buffers[1])
+    logits = head.logits(hidden, SAMPLING.temperature, buffers[0])
+    ids, total = draw(logits, noise, SAMPLING, buffers[1])
     _ = logits.gather(1, ids[:, None])[:, 0] - total.log(), total.log() - logits.mul_(buffers[1]).sum(1) / total
     return ids
 
@@ -51,7 +54,7 @@ def measure(args: argparse.Namespace, responses: int) -> dict[str, Any]:
     noise = torch.rand(responses, dtype=torch.float64, generator=generator)
     buffers = head.buffers(responses, 2)
     ways: dict[str, Callable[[], Tensor]] = {
-        "product": lambda: head.logits(hidden, 0.6, buffers[0]),
+        "product": lambda: head.logits(hidden, SAMPLING.temperature, buffers[0]),
         "plain": lambda: plain(head, hidden, noise),
         "ours": lambda: ours(head, buffers, hidden, noise),
     }
