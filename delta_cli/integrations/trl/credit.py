@@ -101,8 +101,7 @@ def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> 
     per_token = np.repeat(found.advantages, found.counted.sum(1))
     columns = np.stack([found.coefficients.weights, found.coefficients.margins, per_token], axis=1)
     table = torch.from_numpy(columns).float().to(accelerator.device)  # [N, 3]
-    known = scored.entropies is not None
-    entropies = scored.entropies if known else torch.zeros_like(scored.logps)
+    entropies = torch.zeros_like(scored.logps) if scored.entropies is None else scored.entropies
     mask = torch.from_numpy(found.counted).to(entropies.device)
     table = torch.cat([table, entropies[mask].float().to(table.device)[:, None]], dim=1)
     if accelerator.num_processes > 1:
@@ -112,6 +111,6 @@ def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> 
     everywhere = TokenCoefficients(weights, np.zeros_like(weights), margins, found.coefficients.degenerate)
     return {
         **describe_coefficients(everywhere, advantages),
-        "entropy_mean": float(nats.mean()) if known and len(nats) else None,
+        "entropy_mean": float(nats.mean()) if scored.entropies is not None and len(nats) else None,
         "tokens": len(weights),
     }
