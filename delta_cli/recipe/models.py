@@ -308,7 +308,12 @@ class Engine(Section):
     launch: bool = key(False, "vllm: start a server on this machine, and end it with the run")
     python: str | None = key(None, "launch: Python of the environment that has vLLM; absent: this one")
     arguments: tuple[str, ...] = key((), "launch: more options of vLLM's command line", strict=False)
-    memory: float | None = key(None, "launch: share of the GPU's memory it may take; absent: vLLM's own", gt=0, lt=1)
+    memory: float | None = key(
+        None,
+        "launch: share of the GPU's memory it may take; absent: vLLM's own, on a CPU half of what is free",
+        gt=0,
+        lt=1,
+    )
     colocated: bool = key(False, "vllm: the server frees the GPU they share while the trainer works")
     ahead: int = key(0, "vllm: draw the next batch while this one is trained on", "batches", ge=0, le=1)
     concurrency: int = key(256, "vllm: requests at a time, for each server", "requests", ge=1, le=4096)
