@@ -13,8 +13,8 @@ from delta_cli.text import visible
 
 WORDS = 24  # of each half
 READ_TOKENS = 200_000  # of the last recorded steps
-SMALLEST, LARGEST = 7.0, 17.0  # points
-WIDTH = 5.0  # inches of a line
+SMALLEST, LARGEST = 7.0, 14.0  # points
+COLUMN, GAP, HEIGHT = 2.4, 0.15, 2.4  # inches of a half, between the two, and of their lines
 LETTER = 0.62  # of a letter's width in its size
 LONGEST = 18  # characters of a token
 
@@ -48,28 +48,27 @@ def cloud(run: RecordedRun) -> Cloud | None:
 
 
 def draw(axes: Any, runs: Sequence[RecordedRun], found: Cloud, colours: tuple[str, str]) -> None:
-    """Both halves on matplotlib ``axes``, in inches, line by line."""
+    """Both halves side by side on matplotlib ``axes``, in inches, line by line, as far down as there is room."""
     axes.axis("off")
     halves = (("amplified", found.amplified, colours[0]), ("damped", found.damped, colours[1]))
     furthest = max(abs(each.mean - 1) for _, half, _ in halves for each in half)
-    top = 0.0
-    for name, half, colour in halves:
-        top -= 0.2
-        axes.text(0, top, f"{name}: {half[0].mean:.2f} … {half[-1].mean:.2f}", fontsize=SMALLEST + 1)
-        left, line = 0.0, 0.0
-        top -= 0.1
+    for place, (name, half, colour) in enumerate(halves):
+        first = place * (COLUMN + GAP)
+        axes.text(first, -0.2, f"{name}: {half[0].mean:.2f} … {half[-1].mean:.2f}", fontsize=SMALLEST + 1)
+        left, top, line = 0.0, -0.3, 0.0
         for each in half:
             size = SMALLEST + (LARGEST - SMALLEST) * abs(each.mean - 1) / furthest
-            word = shown(each)
+            word, height = shown(each), 1.3 * size / 72
             width = (len(word) * LETTER + 1.2) * size / 72
-            if left and left + width > WIDTH:
+            if left and left + width > COLUMN:
                 left, top, line = 0.0, top - line, 0.0
-            line = max(line, 1.3 * size / 72)
-            axes.text(left, top - line, word, fontsize=size, color=colour, family="monospace")
+            if top - height < -HEIGHT:
+                break
+            line = max(line, height)
+            axes.text(first + left, top - line, word, fontsize=size, color=colour, family="monospace")
             left += width
-        top -= line + 0.1
-    axes.set_xlim(0, WIDTH)
-    axes.set_ylim(top, 0)
+    axes.set_xlim(0, 2 * COLUMN + GAP)
+    axes.set_ylim(-HEIGHT, 0)
 
 
 def drawing(found: Cloud, colours: tuple[str, str]) -> Any:

@@ -70,7 +70,7 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
                     "⁺ in responses with A > 0, ⁻ with A < 0"
                 )
                 draw = clouds.drawing(words, (COLOURS[1], COLOURS[0]))
-                found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 3.6))
+                found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 2.9))
     height = 1.1 + 0.35 * len(runs)
     found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))
     return found

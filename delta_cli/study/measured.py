@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from delta_cli.evaluation.results import Evaluation
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
 from delta_cli.study.grid import cells
 from delta_cli.study.plan import Study
+from delta_cli.study.sheet import Sheet
 from delta_cli.study.summary import Interval, over_seeds
 from delta_cli.text import count
 
@@ -91,29 +90,27 @@ def measured_table(study: Study, rows: Sequence[MeasuredArm]) -> RenderableType:
     """Ours and, where the same was measured, the paper's below each; else the paper's table after ours."""
     columns = list(rows[0].scores) if rows else []
     beside = study.paper is not None and not study.scale
-    ours = _table(study.question or study.name, ["step", *columns, "p"])
-    caption = Text(_caption(study, rows), style="dim")
+    lines = []
     for row in rows:
         steps = ", ".join(map(str, row.steps))
         p_value = "" if row.test is None else f"{row.test.p_value:.3f}"
-        ours.add_row(row.arm, steps, *(_cell(row.scores[column]) for column in columns), p_value)
+        lines.append([row.arm, steps, *(_cell(row.scores[column]) for column in columns), p_value])
         if beside and study.paper is not None and row.arm in study.paper.rows:
             published = dict(zip(study.paper.columns, study.paper.rows[row.arm], strict=True))
-            ours.add_row("  paper", "", *(_number(published.get(column)) for column in columns), "")
+            lines.append(["  paper", "", *(_number(published.get(column)) for column in columns), ""])
+    ours = _sheet(study.question or study.name, ["step", *columns, "p"], lines, _caption(study, rows))
     if beside or study.paper is None:
-        return Group(ours, caption)
-    paper = _table("", study.paper.columns)
-    for name, numbers in study.paper.rows.items():
-        paper.add_row(name, *map(_number, numbers))
-    return Group(ours, caption, Text("\nThe paper's own numbers, of other models and benchmarks:"), paper)
+        return ours
+    lines = [[name, *map(_number, numbers)] for name, numbers in study.paper.rows.items()]
+    title = "\nThe paper's own numbers, of other models and benchmarks:"
+    return Group(ours, _sheet(title, study.paper.columns, lines))
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=Text(title) if title else None, box=None, pad_edge=False, padding=(0, 1), title_justify="left")
-    table.add_column("arm", no_wrap=True)
-    for column in columns:
-        table.add_column(Text(column.replace(" ", "\n")), justify="right")
-    return table
+def _sheet(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], caption: str = "") -> Sheet:
+    """A table of lines that each begin with an arm."""
+    headings = ["arm", *(column.replace(" ", "\n") for column in columns)]
+    first, *others = ((heading, *cells) for heading, cells in zip(headings, zip(*lines, strict=True), strict=True))
+    return Sheet(title, first, [(column,) for column in others], caption, box=None)
 
 
 def _caption(study: Study, rows: Sequence[MeasuredArm]) -> str:

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
 from delta_cli.study.plan import Study
+from delta_cli.study.sheet import Column, Sheet
 from delta_cli.study.summary import ArmSummary, Interval, Outcome
 from delta_cli.text import count
 
 
-def table(study: Study, rows: Sequence[ArmSummary]) -> Table:
+def table(study: Study, rows: Sequence[ArmSummary]) -> Sheet:
     """A row for each arm: means over seeds with 95 % intervals, p-values of the rank tests."""
-    found = Table(title=study.question or study.name, caption=_caption(study, rows), caption_justify="left")
-    for column in ("arm", "final accuracy", "p", "area under curve", "p", f"steps to {study.target:.0%}"):
-        found.add_column(column, justify="left" if column == "arm" else "right")
-    found.add_column("entropy", justify="right")
-    found.add_column("length", justify="right")
-    for row in rows:
-        found.add_row(
-            row.arm,
-            _percent(row.accuracy),
-            _p(row.accuracy_test),
-            _percent(row.area),
-            _p(row.area_test),
-            _steps(row),
-            f"{row.entropy.mean:.3f}",
-            f"{row.length.mean:.1f}",
-        )
-    return found
+
+    def column(heading: str, cell: Callable[[ArmSummary], str]) -> Column:
+        return heading, *map(cell, rows)
+
+    return Sheet(
+        title=study.question or study.name,
+        first=column("arm", lambda row: row.arm),
+        groups=(
+            (
+                column("final accuracy", lambda row: _percent(row.accuracy)),
+                column("p", lambda row: _p(row.accuracy_test)),
+            ),
+            (
+                column("area under curve", lambda row: _percent(row.area)),
+                column("p", lambda row: _p(row.area_test)),
+            ),
+            (column(f"steps to {study.target:.0%}", _steps),),
+            (column("entropy", lambda row: f"{row.entropy.mean:.3f}"),),
+            (column("length", lambda row: f"{row.length.mean:.1f}"),),
+        ),
+        caption=_caption(study, rows),
+    )
 
 
 def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:

@@ -12,10 +12,11 @@ import pytest
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import parse_recipe, to_toml
-from delta_cli.reporting.clouds import cloud
-from delta_cli.reporting.figures import LONGEST_NAME, Drawing, charts
+from delta_cli.reporting.clouds import Cloud, cloud, drawing
+from delta_cli.reporting.figures import COLOURS, LONGEST_NAME, Chart, Drawing, charts
 from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import differing, write_report
+from delta_cli.reporting.tokens import TokenCredit
 from tests.reporting import synthetic
 from tests.reporting.test_inspection import Seen, hostile_path  # noqa: F401 (a fixture)
 
@@ -131,6 +132,34 @@ def test_the_cloud_has_the_tokens_furthest_from_1_the_furthest_largest(tmp_path:
     texts = {node.text: node.get("style", "") for node in page.iter() if node.text}
     sizes = {name[0]: float(re.search(r"([\d.]+)px", style)[1]) for name, style in texts.items() if name[1:] == "⁺"}  # type: ignore[index]
     assert sizes["x"] == sizes["w"] > sizes["y"] > sizes["z"]
+
+
+def test_the_clouds_halves_stand_side_by_side_whatever_their_words(tmp_path: Path) -> None:
+    """Long words and short ones: no word in the other half, over another, or beyond the figure."""
+    run = RecordedRun(synthetic.start(tmp_path / "run")[0].path)
+    for length in (1, 17, 40):
+        halves = (
+            tuple(
+                TokenCredit(place, f"{place:a<{length}}", "words", "+", 9, 1 + sign * (0.9 - place / 30))
+                for place in range(24)
+            )
+            for sign in (1, -1)
+        )
+        draw = drawing(Cloud(1, *halves), (COLOURS[1], COLOURS[0]))
+        figure = Drawing(Chart("words_1", "Tokens", "", draw, 2.9), [run]).figure
+        (axes,) = figure.axes
+        texts = axes.texts
+        boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_color() in COLOURS}
+        middle = figure.bbox.width / 2
+        for text in texts:
+            box = text.get_window_extent()
+            other = text.get_color() == COLOURS[0] or text.get_text().startswith("damped")
+            assert box.x0 >= middle if other else box.x1 <= middle, text.get_text()
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+            assert box.x1 <= figure.bbox.x1
+        inner = [text.get_window_extent().shrunk(0.98, 0.6) for text in texts]
+        assert not any(one.overlaps(other) for i, one in enumerate(inner) for other in inner[:i])
+        assert len(boxes) > 5
 
 
 def test_without_coefficients_there_is_no_cloud(tmp_path: Path) -> None:

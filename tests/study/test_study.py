@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from scipy import stats
 
@@ -101,7 +102,7 @@ def test_the_numbers_of_a_study(tmp_path: Path) -> None:
     assert rows["dapo"].accuracy_test is not None
     assert rows["dapo"].accuracy_test.p_value == pytest.approx(expected.pvalue)
     assert rows["delta"].accuracy_test is None
-    assert table(study, list(rows.values())).row_count == 2
+    assert table(study, list(rows.values())).first == ("arm", "delta", "dapo")
     json.dumps(as_json(study, found, list(rows.values())))
 
 
@@ -114,7 +115,23 @@ def test_an_arm_can_be_tested_against_another_than_the_reference(tmp_path: Path)
     rows = summarise(study, outcomes(study, tmp_path))
     p_values = {row.arm: row.accuracy_test and row.accuracy_test.p_value for row in rows}
     assert p_values == {"delta": None, "delta_10": pytest.approx(1 / 20), "dapo_10": pytest.approx(1)}
-    assert "dapo_10 against delta_10" in str(table(study, rows).caption)
+    assert "dapo_10 against delta_10" in table(study, rows).caption
+
+
+@pytest.mark.parametrize(("width", "tables"), [(60, 3), (90, 2), (160, 1)])
+def test_the_table_is_read_in_any_width(width: int, tables: int, tmp_path: Path) -> None:
+    """Each number once and whole, in a line that begins with its arm; one table where there is room."""
+    study = plan(arms=({"name": "delta"}, {"name": "delta_exact_10"}), question="a question")
+    for cell in grid.cells(study, tmp_path):
+        write_run(cell.folder, [0.5, 0.6], 0.7 + cell.seed / 10)
+    text = io.StringIO()
+    Console(width=width, file=text).print(table(study, summarise(study, outcomes(study, tmp_path))))
+    lines = text.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    rows = [line for line in lines if "delta_exact_10" in line]
+    assert len(rows) == tables
+    cells = [cell.strip() for row in rows for cell in row.split("│")[2:-1]]
+    assert cells == ["80.0% [55.2%, 104.8%]", "0.590", "55.0% [55.0%, 55.0%]", "1.000", "never", "0.200", "22.0"]
 
 
 def test_a_run_that_is_not_finished_is_left_out_and_run_again(tmp_path: Path) -> None:
