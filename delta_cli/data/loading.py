@@ -22,6 +22,7 @@ from delta_cli.errors import UserError
 
 GENERATED_PROBLEMS = 5000  # where no limit is set
 GENERATED = (tasks.SOURCE, word_problems.SOURCE)  # sources that are made here
+OF_ROWS = ("filter", "question", "answer", "answer_pattern", "layout", "config", "split")  # what they have not
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def load_problems(
     UserError where the source cannot be read or nothing is left of it.
     """
     if spec.source in GENERATED:
+        refuse_fields(spec.source, spec)
         return _generated(spec)
     layout = _resolve(spec)
     condition = Filter(layout.filter) if layout.filter else None
@@ -207,6 +209,16 @@ def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
         found = list(re.finditer(layout.answer_pattern, text))
         text = (found[-1][1] or "") if found else ""
     return text.strip() or None
+
+
+def refuse_fields(source: str, spec: object) -> None:
+    """Raise UserError where ``spec`` asks for anything of a generated source that only rows of a data set have."""
+    for name in OF_ROWS:
+        if getattr(spec, name) is not None:
+            raise UserError(
+                f"data.{name}: is for files and data sets, and the problems of {source} are generated, without fields; "
+                "remove it"
+            )
 
 
 def _generated(spec: DataSpec) -> LoadedData:

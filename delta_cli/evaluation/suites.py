@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from delta_cli.data import prompts, tasks
-from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems
+from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems, refuse_fields
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, Record
@@ -104,11 +104,12 @@ def load_benchmarks(specs: Sequence[BenchmarkSpec], limit: int | None = None) ->
 
 def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
     count = min((each for each in (spec.limit, limit) if each is not None), default=None)
-    if spec.source in GENERATED:
-        task = tasks.TaskSpec(spec.operation, spec.digits, spec.filler)
-        return Benchmark(spec.name, generate(spec.source, task, count or GENERATED_PROBLEMS, 0, "held_out"))
-    data = DataSpec(limit=count, **spec.model_dump(exclude={"name", "limit", "operation", "digits", "filler"}))
     try:
+        if spec.source in GENERATED:
+            refuse_fields(spec.source, spec)
+            task = tasks.TaskSpec(spec.operation, spec.digits, spec.filler)
+            return Benchmark(spec.name, generate(spec.source, task, count or GENERATED_PROBLEMS, 0, "held_out"))
+        data = DataSpec(limit=count, **spec.model_dump(exclude={"name", "limit", "operation", "digits", "filler"}))
         return Benchmark(spec.name, load_problems(data).problems)
     except UserError as error:
         raise type(error)(f"benchmark '{spec.name}': {error}") from error

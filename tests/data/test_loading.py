@@ -144,6 +144,14 @@ def test_arithmetic_needs_no_file() -> None:
     assert str(loaded.report) == "200 problems of 200 rows"
 
 
+@pytest.mark.parametrize("source", ["arithmetic", "word_problems"])
+@pytest.mark.parametrize("name", ["filter", "question", "answer", "answer_pattern", "layout", "config", "split"])
+def test_what_generated_problems_have_not_is_refused(source: str, name: str) -> None:
+    """A filter that left nothing out would look like one that did."""
+    with pytest.raises(UserError, match=rf"^data\.{name}: .* {source} are generated, without fields; remove it$"):
+        load_problems(DataSpec(source, limit=9, **{name: "x"}))  # type: ignore[arg-type]
+
+
 GOOD = b'{"question": "a", "answer": "1"}\n'
 
 

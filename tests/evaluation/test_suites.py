@@ -116,6 +116,12 @@ def test_settings_can_be_changed_within_their_range() -> None:
         suite.with_settings(samples=0)
 
 
+def test_a_filter_on_generated_problems_is_refused(tmp_path: Path) -> None:
+    text = 'name = "mine"\n[[benchmarks]]\nname = "sums"\nsource = "arithmetic"\nfilter = "answer > 9"\n'
+    with pytest.raises(UserError, match=r"benchmark 'sums': data\.filter: .* arithmetic are generated"):
+        suites.load_benchmarks(suites.load_suite(write(tmp_path, text)).benchmarks)
+
+
 def test_a_source_that_cannot_be_read_names_the_benchmark(tmp_path: Path) -> None:
     suite = suites.load_suite(write(tmp_path, MINIMAL))
     with pytest.raises(UserError, match=r"benchmark 'one': .*problems\.jsonl"):

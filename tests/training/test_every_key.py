@@ -24,7 +24,7 @@ from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
-from delta_cli.data.loading import DataSpec
+from delta_cli.data.loading import DataSpec, LoadedData, LoadReport
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -33,10 +33,11 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.rewards.spec import RewardSpec
+from delta_cli.training import setup
 from delta_cli.training.observer import Observer
 from delta_cli.training.run_folder import read_lines
 from delta_cli.training.seeds import derive
-from delta_cli.training.setup import backend_settings, evaluation_settings, load_tokenizer
+from delta_cli.training.setup import backend_settings, evaluation_settings, load_data, load_tokenizer
 
 from .harness import write_model
 from .watched import Seen, one, recipe_of, run
@@ -53,13 +54,6 @@ TOGETHER: dict[str, Any] = {
     "model.lora.scale": 1.5,
     "model.lora.targets": ["q_proj", "down_proj"],
     "model.lora.layers": 19,
-    "data.config": "c-config",
-    "data.split": "c-split",
-    "data.question": "c-question",
-    "data.answer": "c-answer",
-    "data.layout": "c-layout",
-    "data.answer_pattern": "(c-pattern)",
-    "data.filter": "c-filter",
     "data.limit": 47,
     "data.held_out": 0.35,
     "data.template": "Q {question} A",
@@ -140,8 +134,10 @@ TOGETHER: dict[str, Any] = {
     "evaluation.max_tokens": 14,
 }
 
+OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has none
 ALONE = {
     "data.source",
+    *(f"data.{name}" for name in OF_ROWS),
     "rollout.max_prompt_tokens",
     "rollout.dynamic",
     "rollout.dynamic_limit",
@@ -276,10 +272,7 @@ ARRIVES: dict[str, Found] = {
     "update.importance_cap": of(MiniBatch, "importance_cap"),
     "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
-    **{
-        f"data.{name}": of(DataSpec, name)
-        for name in ("config", "split", "question", "answer", "layout", "answer_pattern", "filter", "held_out", "limit")
-    },
+    **{f"data.{name}": of(DataSpec, name) for name in ("held_out", "limit")},
     **{f"data.{name}": of(DataSpec, f"task.{name}") for name in ("operation", "digits", "filler")},
     **{f"model.lora.{name}": of(BackendSettings, f"lora.{name}") for name in ("rank", "scale", "layers")},
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
@@ -361,6 +354,19 @@ def test_a_reward_of_ones_own_on_a_file_of_ones_own(values: dict[str, Any], tmp_
     rows = list(read_lines(found.folder.rollout_file(1)))
     assert {row["reward"] for row in rows} == {0.5}
     assert any("20 problems of 30 rows; left out: 10 with too long a prompt" in text for text in found.notices)
+
+
+def test_what_rows_of_a_data_set_have_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[DataSpec] = []
+
+    def load(spec: DataSpec, *_: object) -> LoadedData:
+        given.append(spec)
+        return LoadedData((), (), LoadReport(0, 0))
+
+    monkeypatch.setattr(setup, "load_problems", load)
+    values = {f"data.{name}": f"c-{name}" for name in OF_ROWS}
+    load_data(recipe_of({"data.source": "c-source"} | values), None)
+    assert {f"data.{name}": getattr(given[0], name) for name in OF_ROWS} == values
 
 
 @pytest.mark.parametrize(("dynamic", "draws"), [(True, 6), (False, 1)])
