@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.options import BackendOption
+from delta_cli.cli.options import (
+    BackendOption,
+    CheckpointOption,
+    MaxTokensOption,
+    MinPOption,
+    SeedOption,
+    TemperatureOption,
+    TemplateOption,
+    TopKOption,
+    TopPOption,
+)
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.evaluation.conversation import Conversation
+    from delta_cli.evaluation.results import EvaluationSettings
+    from delta_cli.recipe import Recipe
 
 TEMPERATURE, LONGEST = 0.7, 1024  # where there is no run to take them from
 
@@ -25,40 +37,26 @@ def chat(
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Ask this and end. May be repeated.", show_default=False)
     ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Prompt template; without it, a run's own, or a conversation in the model's.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: CheckpointOption = None,
+    template: TemplateOption = None,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What a conversation begins with.", show_default=False)
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="0 takes the likeliest token; without it, a run's or 0.7.", show_default=False),
-    ] = None,
-    top_p: Annotated[float, typer.Option(metavar="X", help="Nucleus sampling.", min=0.01, max=1.0)] = 1.0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Longest answer; without it, a run's or 1024.", min=1, show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the sampling.")] = 0,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    max_tokens: MaxTokensOption = None,
+    seed: SeedOption = None,
     backend: BackendOption = "auto",
 ) -> None:
     """Ask a model or a run by hand, line by line; an empty line or end of input ends it.
 
-    A run is asked as it was trained: every question in the run's prompt template, and none remembers the one before.
-    A model with a chat template holds a conversation.
+    A run is asked as it was trained: every question in the run's prompt template, at its temperature and with its
+    longest response, and none remembers the one before. A model with a chat template holds a conversation, at
+    temperature 0.7 with at most 1024 tokens.
     """
     from backends import registry
-    from backends.interface import Sampling
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.conversation import Conversation
     from delta_cli.evaluation.subject import find_subject
@@ -74,15 +72,25 @@ def chat(
         template = "plain"
     if system is not None and template is not None:
         raise UserError("--system is for conversations; here every question stands alone in a template: leave it out")
-    if temperature is None:
-        temperature = recipe.rollout.temperature if recipe is not None else TEMPERATURE
-    if max_tokens is None:
-        max_tokens = recipe.rollout.max_tokens if recipe is not None else LONGEST
+    settings = _settings(
+        recipe, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
+    )
     with closing(registry.create(backend, subject.settings)) as engine:
         subject.load_into(engine)
-        stop = tokenizer.stop_text(recipe.rollout.stop) if recipe is not None else None
-        sampling = Sampling(max_tokens, tokenizer.eos_ids, temperature, top_p, seed=seed, stop=stop)
-        _hold(Conversation(engine, tokenizer, template, sampling, system), prompt)
+        _hold(Conversation(engine, tokenizer, template, settings.sampling(tokenizer, settings.seed), system), prompt)
+
+
+def _settings(recipe: Recipe | None, **changes: object) -> EvaluationSettings:
+    """How answers are drawn: as in a run's training, with the options that were given."""
+    from delta_cli.evaluation.results import EvaluationSettings
+    from delta_cli.evaluation.suites import file_suite
+
+    usual = EvaluationSettings(samples=1, top_p=1.0, temperature=TEMPERATURE, max_tokens=LONGEST)
+    if recipe is not None:
+        rollout = recipe.rollout
+        drawn = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, "stop": rollout.stop}
+        usual = usual.model_copy(update=drawn)
+    return file_suite("chat", usual).with_settings(**changes).settings
 
 
 def _hold(conversation: Conversation, prompts: list[str] | None) -> None:

@@ -35,7 +35,7 @@ TopKOption = Annotated[
 ]
 MinPOption = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Only tokens with X of the likeliest one's probability.", show_default=False),
+    typer.Option(metavar="X", help="Only tokens at least X times as likely as the likeliest.", show_default=False),
 ]
 MaxTokensOption = Annotated[
     int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)

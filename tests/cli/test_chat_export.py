@@ -68,6 +68,13 @@ def test_an_answer_that_is_cut_says_so(run: Path) -> None:
     assert "cut at 3 tokens" in cut.stderr
 
 
+@pytest.mark.parametrize("only", [("--top-k", "1"), ("--min-p", "1"), ("--top-p", "0.000001")])
+def test_what_truncates_to_one_token_takes_the_likeliest(run: Path, only: tuple[str, str]) -> None:
+    ask = ("chat", str(run), "--backend", "fake", "--max-tokens", "16", "--prompt", SUM)
+    assert delta(*ask, "--temperature", "5", *only).stdout == delta(*ask, "--temperature", "0").stdout
+    assert delta(*ask, "--temperature", "5").stdout != delta(*ask, "--temperature", "0").stdout
+
+
 def test_sampling_is_a_function_of_the_seed(run: Path) -> None:
     def ask(seed: int) -> str:
         arguments = ["--temperature", "3", "--max-tokens", "12", "--seed", str(seed)]

@@ -92,6 +92,8 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("eval",), ("MODEL_OR_RUN", "delta eval --help")),
     ((*ARITHMETIC, "--top-p", "3"), ("--top-p 3", "at most 1")),
     ((*ARITHMETIC, "--top-k", "-1"), ("--top-k -1", "at least 0")),
+    (("chat", "tiny-base", "--top-p", "3"), ("--top-p 3", "at most 1")),
+    (("chat", "tiny-base", "--max-tokens", "0"), ("--max-tokens 0", "at least 1")),
     ((*ARITHMETIC, "--min-p", "2"), ("--min-p 2", "at most 1")),
     ((*ARITHMETIC, "--temperature", "-1"), ("--temperature -1", "at least 0")),
     ((*ARITHMETIC, "--samples", "0"), ("--samples 0", "at least 1")),
