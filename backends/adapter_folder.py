@@ -1,8 +1,8 @@
 """Adapters on disk in one folder that both PEFT and mlx-lm open.
 
 The two name the same numbers differently: PEFT has A [r, in], B [out, r] and alpha, mlx-lm their transposes
-and scale = alpha / r. Each reads a file of its own; adapter_config.json has the keys of both, of which PEFT says
-that it does not know mlx-lm's.
+and scale = alpha / r; the lengths of rows in DoRA are a ``lora_magnitude_vector`` to one and ``m`` to the other. Each
+reads a file of its own; adapter_config.json has the keys of both, of which PEFT says that it does not know mlx-lm's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,25 @@ from safetensors.numpy import save_file
 from backends.interface import BackendError, LoraSettings
 
 Array = NDArray[np.float32]
-Matrices = dict[str, tuple[Array, Array]]  # A [r, in] and B [out, r] by the path of their module
+
+
+class Adapter(NamedTuple):
+    """What is trained of a projection with the weight W [out, in]."""
+
+    a: Array  # [r, in]
+    b: Array  # [out, r]
+    magnitude: Array | None = None  # [out], in DoRA: the length of each row
+
 
 PEFT_FILE, MLX_FILE, CONFIG = "adapter_model.safetensors", "adapters.safetensors", "adapter_config.json"
 _LAYER = re.compile(r"(?:language_model\.)?model\.(?:language_model\.)?layers\.(\d+)\.([\w.]+)")
-_PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_MLX = re.compile(r"(.+)\.lora_([ab])")
+_PEFT = re.compile(r"base_model\.model\.(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector)")
+_MLX = re.compile(r"(.+)\.(lora_a|lora_b|m)")
+_PEFT_NAMES = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")  # in the order of an Adapter's fields
+_MLX_NAMES = ("lora_a", "lora_b", "m")
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-# What PEFT's configurations may ask for and W + scale · B·A does not have, with the values that ask for nothing.
+# What PEFT's configurations may ask for and is not trained here, with the values that ask for nothing.
 _BEYOND = {
-    "use_dora": (False,),
     "bias": ("none",),
     "fan_in_fan_out": (False,),
     "modules_to_save": ([],),
@@ -64,18 +73,18 @@ def place(path: str) -> tuple[int, str]:
 
 def write(
     folder: Path,
-    matrices: Mapping[str, tuple[Array, Array]],
+    adapters: Mapping[str, Adapter],
     lora: LoraSettings,
     depth: int,
     base: str,
     peft_prefix: str = "",
 ) -> None:
-    """Write the adapters A [r, in] and B [out, r] of modules by path, of a model of ``depth`` layers.
+    """Write the adapters of modules by path, of a model of ``depth`` layers.
 
     ``base`` is the model's folder or hub name. The paths are mlx-lm's, such as :func:`is_portable` tells; transformers
     has the layers under ``peft_prefix`` where it has them elsewhere.
     """
-    places = [place(path) for path in matrices]
+    places = [place(path) for path in adapters]
     layers = sorted({layer for layer, _ in places})
     config = {
         "peft_type": "LORA",
@@ -86,9 +95,10 @@ def write(
         "lora_alpha": lora.scale * lora.rank,
         "lora_dropout": 0.0,
         "bias": "none",
+        "use_dora": lora.dora,
         "target_modules": sorted(lora.targets),
         "layers_to_transform": None if len(layers) == depth else layers,
-        "fine_tune_type": "lora",
+        "fine_tune_type": "dora" if lora.dora else "lora",
         "num_layers": depth - layers[0],
         "lora_parameters": {
             "rank": lora.rank,
@@ -101,10 +111,11 @@ def write(
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     peft: dict[str, Array] = {}
     mlx: dict[str, Array] = {}
-    for (layer, inside), (path, (a, b)) in zip(places, matrices.items(), strict=True):
+    for (layer, inside), (path, adapter) in zip(places, adapters.items(), strict=True):
         name = f"base_model.model.{peft_prefix}layers.{layer}.{inside}" if peft_prefix else f"base_model.model.{path}"
-        peft |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
-        mlx |= {f"{path}.lora_a": a.T, f"{path}.lora_b": b.T}
+        parts = [part for part in adapter if part is not None]
+        peft |= {f"{name}.{end}": part for end, part in zip(_PEFT_NAMES, parts, strict=False)}
+        mlx |= {f"{path}.{end}": part.T for end, part in zip(_MLX_NAMES, parts, strict=False)}
     for name, arrays in ((PEFT_FILE, peft), (MLX_FILE, mlx)):
         # safetensors writes the memory as it lies, whatever the strides say
         save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, folder / name, {"format": "pt"})
@@ -135,16 +146,16 @@ def _download(name: str) -> Path:
         raise BackendError(f"adapter '{name}' is no folder here and cannot be had from the hub: {reason}") from error
 
 
-def read(name: str, lora: LoraSettings) -> dict[tuple[int, str], tuple[Array, Array]]:
+def read(name: str, lora: LoraSettings) -> dict[tuple[int, str], Adapter]:
     """The adapters in a folder or on the hub, of PEFT's format or mlx-lm's, by layer and path inside of it.
 
-    Raises BackendError where they are none that ``lora`` describes, or hold more than low-rank matrices.
+    Raises BackendError where they are none that ``lora`` describes, or hold more than adapters of projections.
     """
     folder = find(name)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         peft = config.get("peft_type") is not None
-        rank, scale = _peft_size(name, config) if peft else _mlx_size(name, config)
+        rank, scale, dora = _peft_settings(name, config) if peft else _mlx_settings(name, config)
         arrays = _load(folder / (PEFT_FILE if peft else MLX_FILE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -154,12 +165,15 @@ def read(name: str, lora: LoraSettings) -> dict[tuple[int, str], tuple[Array, Ar
             raise BackendError(
                 f"adapter '{name}' has {key} {found:g}, the recipe {wanted:g}; set model.lora.{key} = {found:g}"
             )
-    return {place(path): pair for path, pair in _pairs(name, arrays, peft).items()}
+    if dora != lora.dora:
+        kind = "of DoRA" if dora else "without DoRA's magnitudes"
+        raise BackendError(f"adapter '{name}' is {kind}; set model.lora.dora = {str(dora).lower()}")
+    return {place(path): adapter for path, adapter in _adapters(name, arrays, peft, dora).items()}
 
 
 def fit(
-    name: str, found: Mapping[tuple[int, str], tuple[Array, Array]], shapes: Mapping[str, tuple[int, int]]
-) -> Matrices:
+    name: str, found: Mapping[tuple[int, str], Adapter], shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, Adapter]:
     """The adapters of ``found`` by the paths of ``shapes``, the model's modules that get one: [out, in] by path.
 
     Raises BackendError where the two do not name the same modules, or a shape differs.
@@ -174,29 +188,31 @@ def fit(
                 "model.lora.layers to the layers that have one"
             )
     for key, path in wanted.items():
-        (out, size), (a, b) = shapes[path], found[key]
-        if (b.shape[0], a.shape[1]) != (out, size):
-            raise BackendError(
-                f"adapter '{name}' is of another model: {path} is {(out, size)} here, {(b.shape[0], a.shape[1])} there"
-            )
+        adapter = found[key]
+        size = len(adapter.b), adapter.a.shape[1]
+        if size != shapes[path] or (adapter.magnitude is not None and len(adapter.magnitude) != size[0]):
+            raise BackendError(f"adapter '{name}' is of another model: {path} is {shapes[path]} here, {size} there")
     return {path: found[key] for key, path in wanted.items()}
 
 
-def _peft_size(name: str, config: Mapping[str, Any]) -> tuple[float, float]:
+def _peft_settings(name: str, config: Mapping[str, Any]) -> tuple[float, float, bool]:
     if config["peft_type"] != "LORA":
         raise BackendError(f"adapter '{name}' is of PEFT's type {config['peft_type']}; only LORA can be gone on with")
     for key, plain in _BEYOND.items():
         if (value := config.get(key)) is not None and value not in plain:
             raise BackendError(f"adapter '{name}' has {key} = {value}, which is not trained here; merge it first")
     rank = config["r"]
-    return rank, config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return rank, scale, bool(config.get("use_dora"))
 
 
-def _mlx_size(name: str, config: Mapping[str, Any]) -> tuple[float, float]:
-    if (kind := config.get("fine_tune_type", "lora")) != "lora":
-        raise BackendError(f"adapter '{name}' is of mlx-lm's type {kind}; only lora can be gone on with: fuse it first")
+def _mlx_settings(name: str, config: Mapping[str, Any]) -> tuple[float, float, bool]:
+    if (kind := config.get("fine_tune_type", "lora")) not in ("lora", "dora"):
+        raise BackendError(
+            f"adapter '{name}' is of mlx-lm's type {kind}; only lora and dora can be gone on with: fuse it first"
+        )
     parameters = config["lora_parameters"]
-    return parameters["rank"], parameters["scale"]
+    return parameters["rank"], parameters["scale"], kind == "dora"
 
 
 def _load(file: Path) -> dict[str, Array]:
@@ -213,15 +229,16 @@ def _load(file: Path) -> dict[str, Array]:
     return arrays
 
 
-def _pairs(name: str, arrays: Mapping[str, Array], peft: bool) -> Matrices:
-    """A [r, in] and B [out, r] by path, from either library's names."""
-    halves: dict[str, dict[str, Array]] = {}
+def _adapters(name: str, arrays: Mapping[str, Array], peft: bool, dora: bool) -> dict[str, Adapter]:
+    """What there is of each path, from either library's names."""
+    names = (_PEFT_NAMES if peft else _MLX_NAMES)[: 3 if dora else 2]
+    found: dict[str, dict[str, Array]] = {}
     for key, array in arrays.items():
         match = (_PEFT if peft else _MLX).fullmatch(key)
-        if match is None or array.ndim != 2:
+        if match is None or match[2] not in names or array.ndim != (1 if match[2] in names[2:] else 2):
             raise BackendError(f"adapter '{name}' holds '{key}', which is no low-rank matrix of a projection")
-        halves.setdefault(match[1], {})[match[2].upper()] = array if peft else array.T
-    incomplete = [path for path, pair in halves.items() if len(pair) < 2]
-    if incomplete:
-        raise BackendError(f"adapter '{name}' has but one of two matrices for {incomplete[0]}; get its files again")
-    return {path: (pair["A"], pair["B"]) for path, pair in halves.items()}
+        found.setdefault(match[1], {})[match[2]] = array if peft else array.T
+    for path, parts in found.items():
+        if missing := [part for part in names if part not in parts]:
+            raise BackendError(f"adapter '{name}' lacks {missing[0]} of {path}; get its files again")
+    return {path: Adapter(*(parts[part] for part in names)) for path, parts in found.items()}

@@ -44,13 +44,18 @@ Sharding = Literal["auto", "none", "optimizer", "full"]
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Low-rank adapters: ``W + scale · B·A`` on the named projections of the last ``layers``."""
+    """Low-rank adapters: ``W + scale · B·A`` on the named projections of the last ``layers``.
+
+    With ``dora`` each row of that sum has a trained length m, of W at first: ``m · row / ‖row‖``, without a gradient
+    through the norm (arXiv 2402.09353, equation 5 and section 4.3).
+    """
 
     rank: int = 16
     scale: float = 2.0  # alpha / rank in PEFT's terms
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     layers: int | None = None  # None: every layer; otherwise that many, counted from the last
     adapter: str | None = None  # a folder or hub name of adapters to start from, in PEFT's format or mlx-lm's
+    dora: bool = False
 
 
 @dataclass(frozen=True)

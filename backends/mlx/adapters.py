@@ -7,15 +7,17 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backends import adapter_folder
+from backends.adapter_folder import Adapter
 from backends.interface import BackendError, LoraSettings
 from backends.mlx.model import Policy
 
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
+_NAMES = ("lora_a", "lora_b", "m")  # the parts of an Adapter, transposed
 # transformers has the layers of a text model that is part of another under this name, but of those that it loads alone
 _PEFT_PREFIX, _ALONE = "model.language_model.", {"qwen3_5": "model.", "qwen3_5_moe": "model."}
 
@@ -25,7 +27,7 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
 
     A starts uniform in ±1/√(input size), a function of ``seed`` alone, and B zero, so that the
     policy starts as the base; or both are those of ``settings.adapter``. Raises BackendError where a target is in no
-    layer, there are too few layers, or the adapters to start from do not fit.
+    layer, there are too few layers, the adapters to start from do not fit, or DoRA cannot be had.
     """
     policy.model.freeze()
     layers = policy.text.layers
@@ -47,9 +49,18 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
     keys = [path for path in linear if path.split(".")[-1] in settings.targets]
     mx.random.seed(seed)
     parameters = {"rank": settings.rank, "scale": settings.scale, "dropout": 0.0, "keys": keys}
-    linear_to_lora_layers(policy.text, _count(policy, settings), parameters)
+    if settings.dora:
+        _check_bits([module for layer in layers for path, module in layer.named_modules() if path in keys])
+    linear_to_lora_layers(policy.text, _count(policy, settings), parameters, use_dora=settings.dora)
     if settings.adapter:
         _start_from(settings.adapter, policy, settings)
+    for path, module in lora_modules(policy.model) if settings.dora else ():
+        module.__class__ = _Scaled
+        if not mx.all(module.m).item():
+            raise BackendError(
+                f"model.lora.dora divides by the lengths of rows, of which one in '{path}' is 0; train without it"
+            )
+    renew(policy)
     mx.eval(policy.model.trainable_parameters())
 
 
@@ -57,11 +68,69 @@ def _paths(layers: list[nn.Module], kinds: tuple[type[nn.Module], ...]) -> list[
     return sorted({path for layer in layers for path, module in layer.named_modules() if isinstance(module, kinds)})
 
 
+def _check_bits(layers: list[nn.Module]) -> None:
+    """Refuse what mlx-lm gives DoRA a wrong shape for."""
+    for layer in layers:
+        if 32 % (bits := getattr(layer, "bits", 32)):
+            raise BackendError(
+                f"model.lora.dora: mlx-lm opens no such adapters on a base of {bits} bits; choose one of 4 or 8 bits, "
+                "or train without it"
+            )
+
+
+class _Scaled(DoRALinear):
+    """mlx-lm's DoRA: what LoRA gives, every row times m/‖W + scale·B·A‖.
+
+    No gradient goes through the norms, in mlx-lm and in PEFT neither, so between two updates they are constants.
+    mlx-lm computes them at each call, and the product with dequantised weights; here they are what
+    :func:`renew` left, and quantised weights stay packed.
+    """
+
+    norms: mx.array  # [out] float32
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[..., in] → [..., out]."""
+        factor = self.m / self.norms
+        scaled = (self.linear(x) + self.scale * (x @ self.lora_a @ self.lora_b)) * factor
+        if "bias" in self.linear:  # which is not scaled
+            scaled = scaled + (1 - factor) * self.linear.bias
+        out: mx.array = scaled.astype(x.dtype)
+        return out
+
+    def renew(self) -> None:
+        """Compute the norms of W + scale·B·A."""
+        self.norms = mx.linalg.norm(self.total(), axis=1)
+        self.freeze(recurse=False, keys="norms")
+        mx.eval(self.norms)  # so that of several layers one has its matrix at a time
+
+    def total(self) -> mx.array:
+        """W + scale·B·A, float32 [out, in]."""
+        base: mx.array = self._dequantized_weight().astype(mx.float32)
+        low: mx.array = (self.scale * self.lora_b.T) @ self.lora_a.T
+        return base + low
+
+    def fuse(self, dequantize: bool = False) -> nn.Linear:
+        """A plain layer with the merged weight, in the type of the base, which is not quantised."""
+        fused = nn.Linear(1, 1, bias=False)
+        fused.weight = ((self.m / self.norms)[:, None] * self.total()).astype(self.linear.weight.dtype)
+        if "bias" in self.linear:
+            fused.bias = self.linear.bias
+        return fused
+
+
+def renew(policy: Policy) -> None:
+    """Compute the norms that DoRA divides by anew. To be called when adapters have changed."""
+    for _, module in lora_modules(policy.model):
+        if isinstance(module, _Scaled):
+            module.renew()
+
+
 def _start_from(name: str, policy: Policy, settings: LoraSettings) -> None:
     modules = dict(lora_modules(policy.model))
     shapes = {path: (module.lora_b.shape[1], module.lora_a.shape[0]) for path, module in modules.items()}
-    for path, (a, b) in adapter_folder.fit(name, adapter_folder.read(name, settings), shapes).items():
-        modules[path].update(tree_unflatten([("lora_a", mx.array(a.T)), ("lora_b", mx.array(b.T))]))
+    for path, adapter in adapter_folder.fit(name, adapter_folder.read(name, settings), shapes).items():
+        parts = zip(_NAMES, adapter, strict=True)
+        modules[path].update({key: mx.array(part.T) for key, part in parts if part is not None})
 
 
 def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -71,12 +140,12 @@ def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def save(policy: Policy, settings: LoraSettings, folder: Path, base: str) -> None:
     """Write adapters of the model ``base`` that mlx-lm loads with ``adapter_path``, PEFT with ``from_pretrained``."""
-    matrices = {
-        path: (np.array(module.lora_a.astype(mx.float32)).T, np.array(module.lora_b.astype(mx.float32)).T)
+    found = {
+        path: Adapter(*(np.array(module[key].astype(mx.float32)).T for key in _NAMES if key in module))
         for path, module in lora_modules(policy.model)
     }
     prefix = _ALONE.get(policy.model.model_type, _PEFT_PREFIX) if policy.prefix else ""
-    adapter_folder.write(folder, matrices, settings, len(policy.text.layers), base, prefix)
+    adapter_folder.write(folder, found, settings, len(policy.text.layers), base, prefix)
 
 
 def _count(policy: Policy, settings: LoraSettings) -> int:

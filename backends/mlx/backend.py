@@ -257,6 +257,7 @@ class MlxEngine(LocalEngine):
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
         self.model.update(tree_unflatten(weights))
         mx.eval(self.model.parameters())
+        adapters.renew(self.policy)
 
     def _call(self, batch: Batch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""

@@ -6,10 +6,14 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from backends import adapter_folder
 from backends.interface import BackendError, LoraSettings
+from backends.torch.four_bits import unpacked
+
+NAME = "default"  # PEFT's, of the one adapter that a model has
 
 
 def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
@@ -38,13 +42,14 @@ def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
         r=lora.rank,
         lora_alpha=lora.scale * lora.rank,
         target_modules=list(lora.targets),
+        use_dora=lora.dora,
         layers_to_transform=None if lora.layers is None else list(range(depth - lora.layers, depth)),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT asks by the former name
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(causal, config).eval()
-    adapted = {name: module for name, module in causal.named_modules() if hasattr(module, "lora_A")}
+    adapted = modules(causal)
     strange = [name for name in adapted if not adapter_folder.is_portable([name])]
     if strange:
         raise BackendError(
@@ -53,12 +58,77 @@ def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
         )
     if lora.adapter:
         _start_from(lora.adapter, adapted, lora)
+    if lora.dora:
+        for name, module in adapted.items():
+            module.lora_variant[NAME] = _Scaled
+            module.register_buffer("row_norms", None, persistent=False)
+            if not (unpacked(module.get_base_layer().weight) != 0).any(1).all():
+                raise BackendError(
+                    f"model.lora.dora divides by the lengths of rows, of which one in '{name}' is 0; train without it"
+                )
+        renew(causal)
     return wrapped
+
+
+def modules(causal: Any) -> dict[str, Any]:
+    """The adapted layers by path."""
+    return {name: module for name, module in causal.named_modules() if hasattr(module, "lora_A")}
+
+
+class _Scaled:
+    """DoRA in the place of PEFT's own: what LoRA gives, every row times m/‖W + scale·B·A‖.
+
+    No gradient goes through the norms, in PEFT and in mlx-lm neither, so between two updates they are constants.
+    PEFT computes them at each call, from two more matrices of W's size; here they are what :func:`renew` left.
+    """
+
+    @staticmethod
+    def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
+        """``result``, what the base layer makes of ``x`` [..., in], with the adapters: [..., out] in its type."""
+        low = module.lora_B[active_adapter](module.lora_A[active_adapter](x))
+        factor = module.lora_magnitude_vector[active_adapter].weight / module.row_norms
+        scaled = (result + low * module.scaling[active_adapter]) * factor
+        bias = module.get_base_layer().bias  # which is part of ``result`` and not of what is scaled
+        if bias is not None:
+            scaled = scaled + (1 - factor) * bias
+        out: Tensor = scaled.to(result.dtype)
+        return out
+
+
+def renew(causal: Any) -> None:
+    """Compute the norms that DoRA divides by anew. To be called when adapters have changed, by every rank."""
+    for module in modules(causal).values():
+        if NAME in module.lora_magnitude_vector:
+            module.row_norms = torch.linalg.vector_norm(_sum(module), dim=1)
+
+
+def merged(module: Any) -> Tensor:
+    """The weight [out, in] that an adapted layer computes with, float32; every rank calls it."""
+    weight = _sum(module)
+    if NAME not in module.lora_magnitude_vector:
+        return weight
+    factor: Tensor = whole(module.lora_magnitude_vector[NAME].weight) / module.row_norms
+    return weight * factor[:, None]
+
+
+@torch.no_grad()
+def _sum(module: Any) -> Tensor:
+    """W + scale·B·A."""
+    base = unpacked(whole(module.get_base_layer().weight))
+    return base.float() + whole(module.get_delta_weight(NAME)).float()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, of which each rank may hold a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def _start_from(name: str, adapted: dict[str, Any], lora: LoraSettings) -> None:
     shapes = {path: (module.out_features, module.in_features) for path, module in adapted.items()}
-    for path, halves in adapter_folder.fit(name, adapter_folder.read(name, lora), shapes).items():
-        for part, matrix in zip((adapted[path].lora_A, adapted[path].lora_B), halves, strict=True):
-            part["default"].weight.copy_(torch.from_numpy(matrix.copy()))
+    for path, adapter in adapter_folder.fit(name, adapter_folder.read(name, lora), shapes).items():
+        module = adapted[path]
+        parts = module.lora_A, module.lora_B, module.lora_magnitude_vector
+        for part, numbers in zip(parts, adapter, strict=True):
+            if numbers is not None:
+                part[NAME].weight.copy_(torch.from_numpy(numbers.copy()))

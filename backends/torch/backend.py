@@ -31,6 +31,7 @@ from backends.interface import (
     token_index,
 )
 from backends.process import default_threads, peak_resident
+from backends.torch import adapters
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import Collector, TorchFeatures
@@ -309,7 +310,9 @@ class TorchEngine(LocalEngine):
         self.version += 1
         self._parallel.scatter()
         try:
-            return self._optimizer.step(learning_rate, scale)
+            norm = self._optimizer.step(learning_rate, scale)
+            adapters.renew(self._policy.causal)
+            return norm
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -329,22 +332,24 @@ class TorchEngine(LocalEngine):
         self.version += 1
         self._parallel.scatter()
         self._optimizer.load(folder)
+        adapters.renew(self._policy.causal)
 
     def export(self, folder: Path) -> None:
         self._parallel.scatter()
-        weights, adapters = merged_weights(self._policy, keep=self._collective.rank == 0)
+        weights, alone = merged_weights(self._policy, keep=self._collective.rank == 0)
         if self._collective.rank == 0:
-            export(self._policy, folder, weights, adapters)
+            export(self._policy, folder, weights, alone)
         self._collective.barrier()
 
     def _write(self, inbox: Path) -> None:
-        if self._policy.peft is None:
+        lora = self.settings.lora
+        if lora is None or lora.dora:  # vLLM takes no adapters with magnitudes
             self.export(inbox)
             return
         self._parallel.scatter()
-        adapters = adapter_weights(self._policy, keep=self._collective.rank == 0)
+        alone = adapter_weights(self._policy, keep=self._collective.rank == 0)
         if self._collective.rank == 0:
-            export_adapters(self._policy, inbox, adapters)
+            export_adapters(self._policy, inbox, alone)
         self._collective.barrier()
 
     def peak_memory(self) -> int:

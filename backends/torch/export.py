@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from backends import adapter_folder
+from backends.adapter_folder import Adapter
 from backends.interface import LoraSettings
+from backends.torch.adapters import NAME, merged, modules, whole
 from backends.torch.four_bits import unpacked
 from backends.torch.model import COMPANIONS, Policy
 
@@ -47,13 +48,16 @@ def _make_readable(folder: Path, like: Path) -> None:
 def export_adapters(policy: Policy, model: Path, adapters: dict[str, Tensor]) -> None:
     """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT, vLLM and mlx-lm."""
     folder = model / "adapter"
-    config = policy.peft.peft_config["default"]
-    ends = {part: f".lora_{part}.default.weight" for part in "AB"}
-    named = {name.removeprefix("base_model.model."): weight for name, weight in adapters.items()}
-    paths = [name.removesuffix(ends["A"]) for name in named if name.endswith(ends["A"])]
-    matrices = {path: (_numpy(named[path + ends["A"]]), _numpy(named[path + ends["B"]])) for path in paths}
-    lora = LoraSettings(config.r, config.lora_alpha / config.r, tuple(config.target_modules))
-    adapter_folder.write(folder, matrices, lora, policy.causal.config.num_hidden_layers, policy.causal.name_or_path)
+    config = policy.peft.peft_config[NAME]
+    lora = LoraSettings(
+        config.r, config.lora_alpha / config.r, tuple(config.target_modules), dora=bool(config.use_dora)
+    )
+    parts = [f"lora_{part}.{NAME}.weight" for part in ("A", "B", "magnitude_vector")][: 3 if lora.dora else 2]
+    found = {
+        path: Adapter(*(_numpy(adapters[f"base_model.model.{path}.{part}"]) for part in parts))
+        for path in modules(policy.causal)
+    }
+    adapter_folder.write(folder, found, lora, policy.causal.config.num_hidden_layers, policy.causal.name_or_path)
     _make_readable(folder, folder / "adapter_config.json")
 
 
@@ -63,20 +67,18 @@ def _numpy(weight: Tensor) -> NDArray[np.float32]:
 
 @torch.no_grad()
 def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The model's own weights and its adapters' by name, on the host; each adapter is added to its matrix as well.
+    """The model's own weights and its adapters' by name, on the host; each adapter is merged into its matrix as well.
 
-    The first in the compute dtype, added up in float32; one matrix at a time, so that no second model is held on
+    The first in the compute dtype, merged in float32; one matrix at a time, so that no second model is held on
     the device. Ranks that hold parts put each matrix together, and only those that ``keep`` it go on with it.
     """
-    adapted = {name: module for name, module in policy.causal.named_modules() if hasattr(module, "get_delta_weight")}
+    adapted = modules(policy.causal)
     weights = {}
     for name, part in policy.causal.named_parameters():  # a tied head comes once, as the embedding
         if "lora_" in name:
             continue
-        weight = unpacked(_whole(part))
         module = name.removesuffix(".base_layer.weight")
-        if module != name and module in adapted:
-            weight = weight.float() + _whole(adapted[module].get_delta_weight("default")).float()
+        weight = merged(adapted[module]) if module != name and module in adapted else unpacked(whole(part))
         if keep:
             weights[name.replace(".base_layer.", ".")] = weight.detach().to("cpu", policy.dtype).contiguous()
     return weights, adapter_weights(policy, keep)
@@ -88,12 +90,7 @@ def adapter_weights(policy: Policy, keep: bool = True) -> dict[str, Tensor]:
     adapters = {}
     for name, part in policy.causal.named_parameters():
         if "lora_" in name:
-            weight = _whole(part)
+            weight = whole(part)
             if keep:
                 adapters[f"base_model.model.{name}"] = weight.cpu().contiguous()
     return adapters
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, of which each rank may hold a part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -151,6 +151,7 @@ class Policy:
     def _set_adapters(self, weights: dict[str, Tensor]) -> None:
         for name, weight in self.trained():
             weight.copy_(weights[name])
+        adapters.renew(self.causal)
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:

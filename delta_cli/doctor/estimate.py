@@ -50,7 +50,7 @@ def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: La
 def trained(recipe: Recipe, shape: Shape) -> int:
     """Parameters that the run trains."""
     lora = recipe.model.lora
-    return shape.adapters(lora.rank, lora.targets, lora.layers) if lora else shape.parameters
+    return shape.adapters(lora.rank, lora.targets, lora.layers, lora.dora) if lora else shape.parameters
 
 
 def needed(items: Iterable[Item]) -> int:
@@ -196,7 +196,9 @@ def _inside(recipe: Recipe, shape: Shape) -> int:
     """Bytes for a token of the inside of one layer."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
     numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
-    return numbers * (2 if recipe.model.dtype != "float32" else FLOAT)
+    lora = recipe.model.lora
+    scaled = shape.outputs(lora.targets) if lora and lora.dora else 0  # what DoRA multiplies by m/‖·‖
+    return (numbers + scaled) * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
 def _activations(recipe: Recipe, shape: Shape) -> list[Item]:

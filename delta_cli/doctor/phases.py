@@ -194,7 +194,7 @@ def _collectives(question: Question, scoring: float, updating: float) -> Phase:
 def _sync(question: Question) -> Phase:
     """New weights for whoever draws."""
     spread, recipe = question.layout, question.recipe
-    if recipe.model.lora is not None and question.engine == "vllm":
+    if recipe.model.published_adapters and question.engine == "vllm":
         files = 2 * FLOAT * trained(recipe, question.shape) / assumed.DISK
         return Phase("weight sync", files, "adapters written and read")
     gather = 0.0

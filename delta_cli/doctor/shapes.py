@@ -35,19 +35,28 @@ class Shape:
         """Parameters of the whole model; norms are left out, they are below a thousandth."""
         return self.layers * self.layer_matrices + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
-    def adapters(self, rank: int, targets: tuple[str, ...], layers: int | None) -> int:
-        """Parameters of low-rank adapters on the named projections."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        sides = {
-            "q_proj": self.hidden + q,
-            "k_proj": self.hidden + kv,
-            "v_proj": self.hidden + kv,
-            "o_proj": self.hidden + q,
-            "gate_proj": self.hidden + self.intermediate,
-            "up_proj": self.hidden + self.intermediate,
-            "down_proj": self.hidden + self.intermediate,
+    def outputs(self, targets: tuple[str, ...]) -> int:
+        """Numbers that the named projections of one layer make for a token."""
+        return sum(self._sides[target][1] for target in targets if target in self._sides)
+
+    def adapters(self, rank: int, targets: tuple[str, ...], layers: int | None, dora: bool = False) -> int:
+        """Parameters of low-rank adapters on the named projections, with the lengths of rows in DoRA."""
+        matrices = rank * sum(sum(self._sides[target]) for target in targets if target in self._sides)
+        return (layers or self.layers) * (matrices + dora * self.outputs(targets))
+
+    @property
+    def _sides(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's projections."""
+        hidden, inner, q, kv = self.hidden, self.intermediate, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (hidden, q),
+            "k_proj": (hidden, kv),
+            "v_proj": (hidden, kv),
+            "o_proj": (q, hidden),
+            "gate_proj": (hidden, inner),
+            "up_proj": (hidden, inner),
+            "down_proj": (inner, hidden),
         }
-        return (layers or self.layers) * rank * sum(sides.get(target, 0) for target in targets)
 
 
 # Models of the recipes and of docs/scale.md, so that they can be judged before they are downloaded.

@@ -26,7 +26,11 @@ def card(run: Path, step: int | None, name: str, quantised: bool) -> str:
     recipe = load_recipe(run / "recipe.toml")
     base, licence = recipe.model.path, licence_of(recipe.model.path)
     lora = recipe.model.lora
-    trained = "the whole model" if lora is None else f"adapters of rank {lora.rank}, merged into the weights"
+    trained = (
+        "the whole model"
+        if lora is None
+        else f"{'DoRA ' * lora.dora}adapters of rank {lora.rank}, merged into the weights"
+    )
     front = [
         "---",
         *([f"license: {licence}"] if licence else []),

@@ -54,6 +54,7 @@ class Lora(Section):
         strict=False,
     )
     layers: int | None = key(None, "how many layers get adapters, counted from the last; absent: all", ge=1)
+    dora: bool = key(False, "train the length of each row of a weight apart from its direction (DoRA)")
 
 
 class Model(Section):
@@ -73,6 +74,11 @@ class Model(Section):
         if self.lora is None and (name := "adapter" if self.adapter else "load_in_4bit" if self.load_in_4bit else ""):
             raise ValueError(f"model.{name} is for runs that train adapters; add [model.lora], or remove it")
         return self
+
+    @property
+    def published_adapters(self) -> Lora | None:
+        """Adapters that go to a sampling engine alone; None where it gets the whole model, as vLLM does under DoRA."""
+        return None if self.lora is None or self.lora.dora else self.lora
 
 
 class Data(Section):

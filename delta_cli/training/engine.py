@@ -52,9 +52,10 @@ def open_sampler(
             vocabulary=learner.vocabulary,
         )
         longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0)
-        lora = None if recipe.model.lora is None else recipe.model.lora.rank
+        lora = recipe.model.published_adapters
+        rank = lora.rank if lora else None
         model = model_path(recipe.model.path)
-        launch = launch_of(engine, model, recipe.model.dtype, recipe.rollout.max_prompt_tokens + longest, lora)
+        launch = launch_of(engine, model, recipe.model.dtype, recipe.rollout.max_prompt_tokens + longest, rank)
         sampler = registry.vllm_sampler(settings, launch, engine.python, run_dir / "vllm.log", on_progress, ranks)
         stack.callback(sampler.close)
         yield sampler
@@ -103,7 +104,8 @@ def launch_of(
 def _inbox(recipe: Recipe, run_dir: Path, size: int, stack: ExitStack) -> Path:
     """A folder for weights of ``size`` bytes that this machine's servers can read; one in memory goes with the run."""
     if recipe.engine.inbox is not None:
-        return Path(recipe.engine.inbox).expanduser().resolve() / ("adapters" if recipe.model.lora else "model")
+        kind = "adapters" if recipe.model.published_adapters else "model"
+        return Path(recipe.engine.inbox).expanduser().resolve() / kind
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * size:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-weights-", dir=MEMORY)))
     return (run_dir / "weights").resolve()

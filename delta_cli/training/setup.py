@@ -273,7 +273,7 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
     model, update = recipe.model, recipe.update
     lora = None
     if model.lora is not None:
-        lora = LoraSettings(model.lora.rank, model.lora.scale, model.lora.targets, model.lora.layers, model.adapter)
+        lora = LoraSettings(adapter=model.adapter, **dict(model.lora))
     return BackendSettings(
         model=model_path(model.path),
         dtype=model.dtype,

@@ -28,6 +28,7 @@ VOCAB = 40
 LORA = {
     "all layers": LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj")),
     "the last": LoraSettings(rank=2, scale=4.0, targets=("v_proj", "gate_proj"), layers=1),
+    "DoRA": LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"), layers=2, dora=True),
 }
 
 
@@ -87,10 +88,11 @@ def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("name", ["cpu", "mlx"])
-def test_mlx_lm_fuses_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlx_lm_fuses_them(name: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_model(tmp_path / "base", tie=False)
-    settings = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"))
+    settings = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"), dora=dora)
     engine = registry.create(name, BackendSettings(str(base), lora=settings))
     ids = np.random.default_rng(0).integers(1, 20, 12)
     sequences = Sequences((ids[:2],), ids[2:], np.array([0, 10]))

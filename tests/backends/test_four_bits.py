@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ pytestmark = [
 
 VOCAB = 70
 LORA = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"))
+DORA = replace(LORA, dora=True)
 TOLERANCE = 1e-4  # nats
 
 
@@ -98,11 +100,12 @@ def dequantised(engine: Engine, base: Path, out: Path) -> Path:
     return out
 
 
-def test_every_number_is_that_of_the_dequantised_base(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
+def test_every_number_is_that_of_the_dequantised_base(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
     """Scores, features, gradient and drawing of an engine that was given the same numbers in float32."""
-    packed = make("cpu", folder)
-    plain = make("cpu", dequantised(packed, folder, tmp_path / "plain"), load_in_4bit=False)
-    whole = make("cpu", folder, load_in_4bit=False)
+    packed = make("cpu", folder, lora=lora)
+    plain = make("cpu", dequantised(packed, folder, tmp_path / "plain"), load_in_4bit=False, lora=lora)
+    whole = make("cpu", folder, load_in_4bit=False, lora=lora)
     assert packed.parameters == plain.parameters
     assert packed.trainable == plain.trainable
     for engine in (packed, plain):
@@ -122,9 +125,10 @@ def test_every_number_is_that_of_the_dequantised_base(folder: Path, tmp_path: Pa
     np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=TOLERANCE)
 
 
-def test_adapters_of_torch_open_everywhere(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
+def test_adapters_of_torch_open_everywhere(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
     """In PEFT on the same 4 bits, in mlx-lm and PEFT on what they mean, and the merged model by itself."""
-    engine = make("cpu", folder)
+    engine = make("cpu", folder, lora=lora)
     trained = train(engine)
     engine.export(tmp_path / "model")
     adapter = str(tmp_path / "model" / "adapter")
@@ -146,22 +150,26 @@ def test_adapters_of_torch_open_everywhere(folder: Path, tmp_path: Path) -> None
         np.testing.assert_allclose(logprobs(model), trained, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
+@pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
 @pytest.mark.parametrize("quantised_before", [True, False])
-def test_adapters_of_mlx_open_everywhere(quantised_before: bool, folder: Path, tmp_path: Path) -> None:
+def test_adapters_of_mlx_open_everywhere(
+    quantised_before: bool, lora: LoraSettings, folder: Path, tmp_path: Path
+) -> None:
     """The same of mlx, on a base that came in 4 bits or was quantised as it was loaded."""
     model, config = quantize_model(*load_model(folder), group_size=64, bits=4)
     save_model(tmp_path / "packed", model)
     save_config(config, tmp_path / "packed" / "config.json")
-    engine = make("mlx", tmp_path / "packed" if quantised_before else folder, load_in_4bit=not quantised_before)
+    base = tmp_path / "packed" if quantised_before else folder
+    engine = make("mlx", base, load_in_4bit=not quantised_before, lora=lora)
     trained = train(engine)
     engine.export(tmp_path / "model")
     adapter = str(tmp_path / "model" / "adapter")
     save_model(tmp_path / "plain", dequantize_model(load_model(tmp_path / "packed")[0]))
     (tmp_path / "plain" / "config.json").write_bytes((folder / "config.json").read_bytes())
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     models = {
         "mlx-lm, 4 bits": load_adapters(load_model(tmp_path / "packed")[0], adapter),
-        "PEFT": PeftModel.from_pretrained(base, adapter),
+        "PEFT": PeftModel.from_pretrained(plain, adapter),
         "merged": load_model(tmp_path / "model")[0],
     }
     for name, opened in models.items():

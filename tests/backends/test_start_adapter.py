@@ -57,11 +57,19 @@ def ids() -> np.ndarray:
     return np.concatenate([response().prompts[0], response().tokens])
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["LoRA", "DoRA"])
+def dora(request: pytest.FixtureRequest) -> bool:
+    """Whether the adapters have magnitudes."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def of_peft(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+def of_peft(dora: bool, base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     """Adapters on the last two layers as PEFT writes them, and the log-probabilities under them by PEFT."""
     torch.manual_seed(0)
-    config = peft.LoraConfig(r=RANK, lora_alpha=SCALE * RANK, target_modules=[*TARGETS], layers_to_transform=[1, 2])
+    config = peft.LoraConfig(
+        r=RANK, lora_alpha=SCALE * RANK, target_modules=[*TARGETS], layers_to_transform=[1, 2], use_dora=dora
+    )
     model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -74,19 +82,19 @@ def of_peft(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 @pytest.fixture(scope="module")
-def of_mlx(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+def of_mlx(dora: bool, base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     """The same as mlx-lm writes and computes them."""
     mx.random.seed(0)
     model, _ = load_model(base)
     parameters = {"rank": RANK, "scale": SCALE, "dropout": 0.0, "keys": ["self_attn.q_proj", "mlp.down_proj"]}
     model.freeze()
-    linear_to_lora_layers(model, 2, parameters)
+    linear_to_lora_layers(model, 2, parameters, use_dora=dora)
     trained = {name: 0.3 * mx.random.normal(value.shape) for name, value in tree_flatten(model.trainable_parameters())}
     model.load_weights(list(trained.items()), strict=False)
     known = logprobs(np.array(model(mx.array(ids()[None]))[0]))
     folder = tmp_path_factory.mktemp("mlx")
     mx.save_safetensors(str(folder / "adapters.safetensors"), trained)
-    config = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
+    config = {"fine_tune_type": "dora" if dora else "lora", "num_layers": 2, "lora_parameters": parameters}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder, known
 
@@ -100,13 +108,15 @@ def start(name: str, base: Path, adapter: Path | str, **changes: Any) -> Engine:
 
 @pytest.mark.parametrize("kind", ["of_peft", "of_mlx"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_run_starts_where_the_adapters_are(name: str, kind: str, base: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_starts_where_the_adapters_are(
+    name: str, kind: str, dora: bool, base: Path, request: pytest.FixtureRequest
+) -> None:
     """The policy is that of the library that wrote them, the reference too, and both go their ways from there."""
     folder, known = request.getfixturevalue(kind)
     plain = registry.create(name, BackendSettings(str(base)))
     assert np.abs(plain.score(response()).logprobs - known).max() > 0.1
     plain.close()
-    engine = start(name, base, folder, keep_reference=True)
+    engine = start(name, base, folder, keep_reference=True, dora=dora)
     np.testing.assert_allclose(engine.score(response()).logprobs, known, rtol=0, atol=1e-5)
     engine.accumulate(response(), Linear(response().starts, np.ones(10)))
     engine.step(0.02)
@@ -118,8 +128,8 @@ def test_a_run_starts_where_the_adapters_are(name: str, kind: str, base: Path, r
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_what_a_run_wrote_another_starts_from(name: str, base: Path, tmp_path: Path) -> None:
-    engine = registry.create(name, BackendSettings(str(base), lora=LoraSettings(RANK, SCALE, TARGETS)))
+def test_what_a_run_wrote_another_starts_from(name: str, dora: bool, base: Path, tmp_path: Path) -> None:
+    engine = registry.create(name, BackendSettings(str(base), lora=LoraSettings(RANK, SCALE, TARGETS, dora=dora)))
     for _ in range(2):
         engine.accumulate(response(), Linear(response().starts, np.ones(10)))
         engine.step(0.02)
@@ -127,30 +137,31 @@ def test_what_a_run_wrote_another_starts_from(name: str, base: Path, tmp_path: P
     trained = engine.score(response()).logprobs
     engine.close()
     for other in BACKENDS:
-        again = start(other, base, tmp_path / "model" / "adapter", layers=None)
+        again = start(other, base, tmp_path / "model" / "adapter", layers=None, dora=dora)
         np.testing.assert_allclose(again.score(response()).logprobs, trained, rtol=0, atol=1e-5)
         again.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_adapters_of_other_types(dtype: torch.dtype, base: Path, of_peft: tuple[Path, Any], tmp_path: Path) -> None:
+def test_adapters_of_other_types(
+    dtype: torch.dtype, dora: bool, base: Path, of_peft: tuple[Path, Any], tmp_path: Path
+) -> None:
     """Their numbers are taken as they are: numpy knows no bfloat16, in which most on the hub are."""
     shutil.copytree(of_peft[0], tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     stored = {name: weight.to(dtype) for name, weight in load_file(file).items()}
     save_file(stored, file)
-    engine = start("cpu", base, tmp_path / "adapter")
+    engine = start("cpu", base, tmp_path / "adapter", dora=dora)
     engine.save(tmp_path)
     found = load_file(tmp_path / "weights.safetensors")
     for name, weight in stored.items():
-        assert torch.equal(
-            found[name.removeprefix("base_model.model.").replace(".weight", ".default.weight")], weight.float()
-        )
+        inside = name.removeprefix("base_model.model.").removesuffix(".weight")
+        assert torch.equal(found[f"{inside}.default.weight"], weight.float())
 
 
-def test_alpha_over_the_root_of_the_rank(base: Path, of_peft: tuple[Path, Any], tmp_path: Path) -> None:
+def test_alpha_over_the_root_of_the_rank(dora: bool, base: Path, of_peft: tuple[Path, Any], tmp_path: Path) -> None:
     adapter = edited(of_peft[0], tmp_path, use_rslora=True, lora_alpha=SCALE * RANK**0.5)
-    engine = start("cpu", base, adapter)
+    engine = start("cpu", base, adapter, dora=dora)
     np.testing.assert_allclose(engine.score(response()).logprobs, of_peft[1], rtol=0, atol=1e-5)
 
 
@@ -179,12 +190,11 @@ A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
         ({"scale": 2.0}, {}, None, "scale 1.5, the recipe 2; set model.lora.scale = 1.5"),
         ({"layers": 3}, {}, None, r"no adapter on mlp.down_proj of layer 0.*\['down_proj', 'q_proj'\]"),
         ({"targets": ("q_proj",)}, {}, None, "an adapter on mlp.down_proj of layer 1"),
-        ({}, {"use_dora": True}, None, "use_dora = True"),
         ({}, {"modules_to_save": ["lm_head"]}, None, "modules_to_save"),
         ({}, {"rank_pattern": {"q_proj": 2}}, None, "rank_pattern"),
         ({}, {"peft_type": "IA3"}, None, "PEFT's type IA3"),
         ({}, {"r": "many"}, None, "cannot be read"),
-        ({}, {}, lambda weights: weights.pop(A), "one of two matrices for model.layers.1.self_attn.q_proj"),
+        ({}, {}, lambda weights: weights.pop(A), "lacks lora_A.weight of model.layers.1.self_attn.q_proj"),
         ({}, {}, lambda weights: weights.update({A: weights[A][:, :-1].contiguous()}), "is of another model"),
         ({}, {}, lambda weights: weights.update({A: weights[A] * torch.nan}), "not finite"),
         ({}, {}, lambda weights: weights.update({"base_model.model.lm_head.weight": torch.ones(2)}), "lm_head"),
@@ -195,6 +205,7 @@ def test_adapters_that_cannot_be_gone_on_with(
     config: dict[str, Any],
     change: Callable[[dict[str, torch.Tensor]], None] | None,
     why: str,
+    dora: bool,
     base: Path,
     of_peft: tuple[Path, Any],
     tmp_path: Path,
@@ -204,8 +215,43 @@ def test_adapters_that_cannot_be_gone_on_with(
         broken(adapter, change)
     for name in BACKENDS:
         with pytest.raises(BackendError, match=why) as error:
-            start(name, base, adapter, **lora)
+            start(name, base, adapter, dora=dora, **lora)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["of_peft", "of_mlx"])
+def test_magnitudes_that_only_one_side_has(
+    kind: str, dora: bool, base: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder, _ = request.getfixturevalue(kind)
+    why = f"set model.lora.dora = {str(dora).lower()}"
+    for name in BACKENDS:
+        with pytest.raises(BackendError, match=why):
+            start(name, base, folder, dora=not dora)
+    said = {"use_dora": not dora} if kind == "of_peft" else {"fine_tune_type": "lora" if dora else "dora"}
+    for name in BACKENDS:  # adapter_config.json says otherwise than the file
+        with pytest.raises(
+            BackendError, match="which is no low-rank matrix" if dora else "lacks (lora_magnitude|m of)"
+        ):
+            start(name, base, edited(folder, tmp_path / name, **said), dora=not dora)
+
+
+@pytest.mark.parametrize("dora", [True], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda found: found[:-1], "is of another model"),
+        (lambda found: found[None], "which is no low-rank matrix"),
+    ],
+)
+def test_magnitudes_of_another_shape(
+    change: Callable[[torch.Tensor], torch.Tensor], why: str, base: Path, of_peft: tuple[Path, Any], tmp_path: Path
+) -> None:
+    adapter = edited(of_peft[0], tmp_path)
+    name = A.replace("lora_A.weight", "lora_magnitude_vector")
+    broken(adapter, lambda weights: weights.update({name: change(weights[name]).contiguous()}))
+    with pytest.raises(BackendError, match=why):
+        start("cpu", base, adapter, dora=True)
 
 
 def test_names_that_are_no_adapters(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

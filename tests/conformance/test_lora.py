@@ -16,17 +16,23 @@ from .conftest import EOS, Make, Tolerance
 from .objectives import Clipped, exported
 from .oracle import Oracle
 
-LORA = LoraSettings(rank=3, scale=2.0, targets=("q_proj", "v_proj", "down_proj"), layers=1)
+TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+@pytest.fixture(params=[False, True], ids=["LoRA", "DoRA"])
+def lora(request: pytest.FixtureRequest) -> LoraSettings:
+    """Adapters of both kinds."""
+    return LoraSettings(rank=3, scale=2.0, targets=TARGETS, layers=1, dora=request.param)
 
 
 @pytest.fixture
-def adapted(name: str, make: Make) -> Make:
+def adapted(name: str, lora: LoraSettings, make: Make) -> Make:
     """Make a backend with adapters."""
     if name == "fake":
         with pytest.raises(BackendError, match="LoRA"):
-            make(lora=LORA)
+            make(lora=lora)
         pytest.skip("the fake backend trains whole models and refused, as it should")
-    return lambda **settings: make(lora=LORA, **settings)
+    return lambda **settings: make(lora=lora, **settings)
 
 
 def update(backend: Engine, sequences: Sequences) -> None:
@@ -36,11 +42,11 @@ def update(backend: Engine, sequences: Sequences) -> None:
 
 
 def test_fresh_adapters_are_the_base_model(
-    adapted: Make, oracle: Oracle, sequences: Sequences, tolerance: Tolerance
+    adapted: Make, lora: LoraSettings, oracle: Oracle, sequences: Sequences, tolerance: Tolerance
 ) -> None:
     backend = adapted()
     last_layer = 3 * (16 + 32) + 3 * (16 + 16) + 3 * (24 + 16)  # rank · (inputs + outputs) of q, v and down
-    assert backend.trainable == last_layer
+    assert backend.trainable == last_layer + lora.dora * (32 + 16 + 16)
     expected = oracle.distributions(sequences).logprobs.detach()
     np.testing.assert_allclose(backend.score(sequences).logprobs, expected, atol=tolerance.logprob, rtol=0)
 

@@ -54,6 +54,7 @@ def test_adapters_by_hand(tmp_path: Path) -> None:
     shape, _ = shape_of(str(tmp_path))
     assert shape.adapters(4, ("q_proj", "v_proj"), 1) == 4 * ((64 + 64) + (64 + 32))
     assert shape.adapters(4, ("down_proj",), None) == 2 * 4 * (192 + 64)
+    assert shape.adapters(4, ("q_proj", "v_proj"), 1, dora=True) == 4 * ((64 + 64) + (64 + 32)) + 64 + 32
 
 
 def estimated(name: str, *overrides: str) -> tuple[dict[str, Item], list[Item]]:
@@ -117,7 +118,7 @@ def test_moments_on_the_host_and_in_8_bits() -> None:
     assert coded["stays moments"].bytes == 2 * count + 2 * count // 64
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 adapters"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "bfloat16 adapters", "float32 DoRA", "bfloat16 DoRA"])
 def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
     """For a token in a layer: counted for two depths and two lengths, so that all else cancels.
 
@@ -128,6 +129,7 @@ def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
     dtype, _, adapters = kind.partition(" ")
     overrides = [f"model.dtype={dtype}", f"model.path={tmp_path}", "update.micro_batch_tokens=4096"]
     overrides += ["model.lora.rank=2", "model.lora.scale=2.0"] if adapters else []
+    overrides += ["model.lora.dora=true"] if adapters == "DoRA" else []
     recipe = load_recipe(None, overrides)
 
     def saved(layers: int, tokens: int) -> int:

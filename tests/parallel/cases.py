@@ -85,6 +85,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield f"tied-{sharding}", Case(sharding=sharding)
         yield f"untied-{sharding}", Case(sharding=sharding, tied=False)
         yield f"lora-{sharding}", Case(LORA, sharding=sharding)
+        yield f"dora-{sharding}", Case(LORA | {"model.lora.dora": True}, sharding=sharding)
         yield f"checkpointing-{sharding}", Case({"model.gradient_checkpointing": True}, sharding=sharding)
         yield f"reference-{sharding}", Case({"update.kl_coefficient": 0.1}, tied=False, sharding=sharding)
         yield (

@@ -54,6 +54,7 @@ TOGETHER: dict[str, Any] = {
     "model.lora.scale": 1.5,
     "model.lora.targets": ["q_proj", "down_proj"],
     "model.lora.layers": 19,
+    "model.lora.dora": True,
     "data.limit": 47,
     "data.held_out": 0.35,
     "data.template": "Q {question} A",
@@ -274,7 +275,7 @@ ARRIVES: dict[str, Found] = {
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
     **{f"data.{name}": of(DataSpec, name) for name in ("held_out", "limit")},
     **{f"data.{name}": of(DataSpec, f"task.{name}") for name in ("operation", "digits", "filler")},
-    **{f"model.lora.{name}": of(BackendSettings, f"lora.{name}") for name in ("rank", "scale", "layers")},
+    **{f"model.lora.{name}": of(BackendSettings, f"lora.{name}") for name in ("rank", "scale", "layers", "dora")},
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
     **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
     **{

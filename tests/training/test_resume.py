@@ -32,9 +32,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fake-reference": ("fake", {"update__kl_coefficient": 0.1, "update__epochs": 2, "reward__flip": 0.2}),
     "cpu": ("cpu", {}),
     "cpu-lora": ("cpu", LORA),
+    "cpu-dora": ("cpu", LORA | {"model__lora__dora": True}),
     "cpu-int8": ("cpu", {"update__moments": "int8", "update__offload": True}),
     "mlx": ("mlx", {}),
     "mlx-lora": ("mlx", LORA),
+    "mlx-dora": ("mlx", LORA | {"model__lora__dora": True}),
     "mlx-dynamic": ("mlx", {"rollout__dynamic": True, "rollout__dynamic_limit": 3}),
 }
 

@@ -39,15 +39,16 @@ class Setup:
     tokenizer: Tokenizer
 
 
-@pytest.fixture(scope="module", params=["untied", "tied", "untied-lora", "tied-lora"])
+@pytest.fixture(scope="module", params=["untied", "tied", "untied-lora", "tied-lora", "tied-dora"])
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """A server launched for each kind of weights; heads of 32, which is the least that vLLM's CPU attention takes."""
     folder = tmp_path_factory.mktemp(request.param)
     wide = {"hidden": 64, "layers": 2, "head_dim": 32, "intermediate": 128, "scale": 0.1}
     model = str(write_model(folder / "model", tie=request.param.startswith("tied"), **wide))
-    lora = LoraSettings(rank=8) if request.param.endswith("lora") else None
+    dora = request.param.endswith("dora")  # which vLLM does not know: it gets the whole model
+    lora = LoraSettings(rank=8, dora=dora) if dora or request.param.endswith("lora") else None
     trainer = registry.create("cpu", BackendSettings(model=model, lora=lora))
-    launch = Launch(model, "float32", 512, 64, lora_rank=lora and lora.rank)
+    launch = Launch(model, "float32", 512, 64, lora_rank=lora.rank if lora and not dora else None)
     launcher = Launcher(launch, PYTHON, folder / "vllm.log", print)
     launcher.check()
     sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCABULARY), launcher)
