@@ -28,7 +28,8 @@ class SlotCache:
     ``windows`` names the kinds of attention and how many tokens each looks back on (0: all).
     Rows differ in length, but each starts at column 0, so a token's column is its position: a mask
     ``column <= length`` is all the bookkeeping, and a response moves to another slot by one copy.
-    Columns grow by half when they run out, up to ``most``. Both tensors are [slots, columns, heads, head size].
+    Where columns run out, there come to be half as many again as are held, up to ``most``: for a prompt too, whose
+    first token would else move everything. Both tensors are [slots, columns, heads, head size].
     """
 
     def __init__(self, slots: int, most: int, dtype: torch.dtype, windows: dict[str, int]) -> None:
@@ -94,7 +95,8 @@ class SlotCache:
     def _reserve(self, columns: int) -> None:
         if columns <= self._columns:
             return
-        self._columns = max(columns, min(max(self._columns + self._columns // 2, 64), self._most))
+        held = columns - 1
+        self._columns = max(columns, min(max(held + held // 2, 64), self._most))
         for stores in (self._keys, self._values):
             for i, old in enumerate(stores):  # one layer at a time: two copies of everything would not fit
                 stores[i] = old.new_zeros(self.slots, self._columns, *old.shape[2:])

@@ -101,6 +101,18 @@ def test_the_cache_grows_no_longer_than_a_response_can(
     assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY["cpu"]]
 
 
+def test_a_prompts_first_tokens_find_room() -> None:
+    """Nothing is moved for the tokens after a long prompt, until half as many have come."""
+    cache = rollout.SlotCache(2, 1000, torch.float32, {"full_attention": 0})
+    cache.admit(rollout.Prefix(100, torch.zeros(8), [(torch.ones(100, 1, 4), torch.ones(100, 1, 4))]), 2)
+    before = cache._keys[0]
+    for length in (100, 149):
+        cache.step(torch.tensor([length, 100]), length + 1)
+        assert cache._keys[0] is before
+    cache.step(torch.tensor([150, 100]), 151)
+    assert cache._keys[0].shape[1] == 225
+
+
 class Memory:
     """Lets generation run out of memory wherever more than so many responses are held, before or after a forward."""
 
