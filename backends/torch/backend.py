@@ -91,6 +91,8 @@ class TorchEngine(LocalEngine):
                 self._parallel.place(policy)
         if settings.keep_reference and settings.lora and settings.lora.adapter:
             self._policy.remember()
+        if name == "cpu" and not self._parallel.sharded:
+            self._policy.embed_sparsely()
         self._optimizer = Optimizer(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
 
@@ -255,6 +257,7 @@ class TorchEngine(LocalEngine):
                     return loss
                 self._head_with_gradient()
                 pulled = torch.zeros_like(fixed, dtype=torch.float32)
+            _dense_gradient(self._policy.sparse_embedding)
             hidden.backward(_add_at(hidden.shape, predicts, pulled).to(hidden.dtype))
         return loss
 
@@ -299,12 +302,7 @@ class TorchEngine(LocalEngine):
 
     def _head_with_gradient(self) -> Tensor | None:
         """The gradient of the output matrix, zero at first; None where it is frozen. To be had after a forward."""
-        matrix = self._policy.head_weight
-        if not matrix.requires_grad:
-            return None
-        if matrix.grad is None:
-            matrix.grad = torch.zeros_like(matrix)
-        return matrix.grad
+        return _dense_gradient(self._policy.head_weight)
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         self.version += 1
@@ -378,6 +376,15 @@ class TorchEngine(LocalEngine):
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _dense_gradient(weight: Tensor | None) -> Tensor | None:
+    """The gradient of a weight, zero at first; None where it has none."""
+    if weight is None or not weight.requires_grad:
+        return None
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
 
 
 def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:

@@ -65,6 +65,22 @@ class Policy:
         weight: Tensor = self.causal.get_output_embeddings().weight
         return weight
 
+    def embed_sparsely(self) -> None:
+        """Let the embedding's gradient be rows for the ids that were read, which are added to a dense one.
+
+        Else every backward makes a gradient of the whole vocabulary, most of it zeros, and adds that.
+        """
+        embedding = self.causal.get_input_embeddings()
+        if isinstance(embedding, nn.Embedding) and embedding.weight.requires_grad:
+            embedding.sparse = True
+
+    @property
+    def sparse_embedding(self) -> Tensor | None:
+        """The embedding [V, H] whose gradient must be there, and dense, before rows are added to it."""
+        embedding = self.causal.get_input_embeddings()
+        weight: Tensor = embedding.weight
+        return weight if getattr(embedding, "sparse", False) else None
+
     @property
     def output_scale(self) -> float:
         """What logits are multiplied by, by one of the names that configurations have for it."""

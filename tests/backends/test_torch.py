@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.profiler import ProfilerActivity, profile
 
 from backends.interface import (
     BackendError,
+    BackendSettings,
     Floats,
     Ids,
     LoraSettings,
@@ -24,6 +26,7 @@ from backends.interface import (
     Sequences,
 )
 from backends.torch.backend import TorchEngine
+from delta_cli.assets.random_model import write_qwen3
 
 VOCAB, EOS = 31, 0
 LORA = LoraSettings(rank=2, targets=("q_proj", "v_proj", "down_proj"))
@@ -92,6 +95,26 @@ def test_training_sees_the_logprobs_that_were_scored(
     again.accumulate(sequences, surrogate)
     for name, gradient in gradients(backend).items():
         assert torch.equal(gradient, gradients(again)[name])
+
+
+@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+def test_the_embeddings_gradient_is_added_by_rows(tmp_path: Path, sequences: Sequences, tie: bool) -> None:
+    """As by a gradient of the whole vocabulary but for rounding, over several micro-batches; no such matrix is made."""
+    shape = {"hidden": 16, "layers": 1, "head_dim": 4, "intermediate": 24}
+    write_qwen3(tmp_path / "model", vocab_size=VOCAB, **shape, tie=tie, scale=0.3)
+    found, dense = [], []
+    for rows in (True, False):
+        backend = TorchEngine(BackendSettings(str(tmp_path / "model"), micro_batch_tokens=20), "cpu")
+        backend._policy.causal.get_input_embeddings().sparse &= rows
+        with profile(activities=[ProfilerActivity.CPU]) as done:
+            backend.accumulate(sequences, Weighted(sequences))
+        found.append(gradients(backend))
+        dense.append(sum(event.name == "aten::embedding_dense_backward" for event in done.events()))
+    assert dense[0] == 0
+    assert dense[1] > 1
+    for name, gradient in found[1].items():
+        assert found[0][name].layout == torch.strided
+        torch.testing.assert_close(found[0][name], gradient, atol=2e-6, rtol=0, msg=name)
 
 
 def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., TorchEngine]) -> None:
