@@ -38,7 +38,7 @@ from backends.torch.features import Collector, TorchFeatures
 from backends.torch.four_bits import numbers
 from backends.torch.head import Head
 from backends.torch.memory import out_of_memory
-from backends.torch.model import Policy, load_policy
+from backends.torch.model import Policy, dense_gradient, load_policy
 from backends.torch.optimizer import Optimizer
 from backends.torch.rollout import Rollout
 from backends.torch.sharding import FILLER, Parallel
@@ -257,7 +257,7 @@ class TorchEngine(LocalEngine):
                     return loss
                 self._head_with_gradient()
                 pulled = torch.zeros_like(fixed, dtype=torch.float32)
-            _dense_gradient(self._policy.sparse_embedding)
+            dense_gradient(self._policy.sparse_embedding)
             hidden.backward(_add_at(hidden.shape, predicts, pulled).to(hidden.dtype))
         return loss
 
@@ -302,7 +302,7 @@ class TorchEngine(LocalEngine):
 
     def _head_with_gradient(self) -> Tensor | None:
         """The gradient of the output matrix, zero at first; None where it is frozen. To be had after a forward."""
-        return _dense_gradient(self._policy.head_weight)
+        return dense_gradient(self._policy.head_weight)
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         self.version += 1
@@ -376,15 +376,6 @@ class TorchEngine(LocalEngine):
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _dense_gradient(weight: Tensor | None) -> Tensor | None:
-    """The gradient of a weight, zero at first; None where it has none."""
-    if weight is None or not weight.requires_grad:
-        return None
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
 
 
 def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:

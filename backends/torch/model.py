@@ -186,6 +186,15 @@ class Policy:
                 layer.training = False
 
 
+def dense_gradient(weight: Tensor | None) -> Tensor | None:
+    """The gradient of a weight, zero at first; None where it has none."""
+    if weight is None or not weight.requires_grad:
+        return None
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
 def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
     """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
     folder = _resolve(settings.model)
