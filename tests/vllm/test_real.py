@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from backends import registry
 from backends.interface import BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from delta_cli.data.tokenizer import Tokenizer
+from tests.conformance.oracle import cut_down
+from tests.conformance.test_rollout import TRUNCATIONS, pvalue
 from tests.training.harness import VOCABULARY, write_model
 
 PYTHON = os.environ.get("DELTA_VLLM_PYTHON")
@@ -128,6 +131,20 @@ def test_the_likeliest_token_is_the_trainers(setup: Setup) -> None:
     drawn = setup.sampler.rollout(RolloutRequest(PROMPTS, sampling))
     own = setup.trainer.rollout(RolloutRequest(PROMPTS, sampling))
     np.testing.assert_array_equal(drawn.tokens, own.tokens)
+
+
+@pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
+def test_what_truncates_leaves_what_it_leaves_locally(setup: Setup, truncation: dict[str, Any]) -> None:
+    """Single tokens, by the oracle of the local engines on the trainer's distribution, sharp enough to tell orders."""
+    temperature, count = 0.5, 400
+    one = Sequences((PROMPTS[0],) * VOCABULARY, np.arange(VOCABULARY), np.arange(VOCABULARY + 1), temperature)
+    p = cut_down(np.exp(setup.trainer.score(one).logprobs.astype(np.float64)), **truncation)
+    sampling = replace(SAMPLING, max_tokens=1, temperature=temperature, samples=count, **truncation)
+    counts = np.bincount(setup.sampler.rollout(RolloutRequest(PROMPTS[:1], sampling)).tokens, minlength=VOCABULARY)
+    assert counts.sum() == count
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(p))
+    assert np.count_nonzero(p) < VOCABULARY / 2
+    assert np.count_nonzero(p) == 1 or pvalue(counts[p > 0], p[p > 0]) > 1e-4
 
 
 def test_a_stop_is_heard_while_the_server_draws(setup: Setup) -> None:
