@@ -233,19 +233,22 @@ def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
 
 
 def _rewards(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """The figure of each of several rewards alone, where a run has them: a colour each, runs by their dashes."""
+    """The figure of several rewards, each alone, where a run has them: by dashes, several runs by colour."""
     names = sorted({name for run in runs for name in reward_names(run)})
     if not names:
         return []
 
     def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
-        for place, run in enumerate(runs):
-            who = f"{_short(run.name)}, " if len(runs) > 1 else ""
-            for name in reward_names(run):
-                steps, values = _series(run, f"{REWARD}{name}")
-                values = _smooth(values) if len(values) >= SMOOTHED else values
-                style = _style(place) | {"color": _colour(names.index(name))}
-                axes.plot(steps, values, label=f"{who}{_short(name)}", linewidth=LINE, **style)
+        several = len(runs) > 1
+        for number, name in enumerate(names):
+            drawn = [_series(run, f"{REWARD}{name}") for run in runs]
+            for place, (run, (steps, values)) in enumerate(zip(runs, drawn, strict=True)):
+                if name in reward_names(run):
+                    values = _smooth(values) if len(values) >= SMOOTHED else values
+                    style = _style(number) | ({"color": _colour(place)} if several else {})
+                    who = f"{_short(run.name)}, " if several else ""
+                    width = LINE + WIDER * _covered(place, drawn)
+                    axes.plot(steps, values, label=f"{who}{_short(name)}", linewidth=width, **style)
         _finish(axes, runs[:1], _unit("reward_mean"))
         _legend(axes)
 

@@ -79,7 +79,7 @@ def test_a_line_is_wider_only_where_others_cover_it(tmp_path: Path) -> None:
 
 
 def test_each_of_several_rewards_has_its_line(tmp_path: Path, run_path: Path) -> None:
-    """By name and run, in the colour of its name; a run with a single reward has none of it."""
+    """By name and run, of several runs in the run's colour; a run with a single reward has none of it."""
     shares = {"reward_math": (0.25, 0.5), "reward_style": (-1.0, 2.0)}
     folder, _ = synthetic.start(tmp_path / "several")
     for step in (1, 2):
@@ -87,10 +87,17 @@ def test_each_of_several_rewards_has_its_line(tmp_path: Path, run_path: Path) ->
         folder.append(folder.metrics, synthetic.metrics(step) | {"reward_failures": 0} | own)
     several, single = RecordedRun(folder.path), RecordedRun(run_path)
     assert "rewards" not in {chart.name for chart in charts([single])}
-    for runs, names in (([several], ["math", "style"]), ([single, several], ["several, math", "several, style"])):
+    cases = (
+        ([several], ["math", "style"], COLOURS[:2]),
+        ([single, several], ["several, math", "several, style"], [COLOURS[1]] * 2),
+    )
+    for runs, names, colours in cases:
         (chart,) = (chart for chart in charts(runs) if chart.name == "rewards")
         (axes,) = Drawing(chart, runs).figure.axes
         lines = axes.get_lines()
         assert [line.get_label() for line in lines] == names
         assert [tuple(line.get_ydata()) for line in lines] == list(shares.values())
-        assert [line.get_color() for line in lines] == list(COLOURS[:2])
+        assert [line.get_color() for line in lines] == list(colours)
+        assert len({line.get_linestyle() for line in lines}) == 2
+    (axes,) = Drawing(chart, [several, several]).figure.axes
+    assert [line.get_linewidth() for line in axes.get_lines()] == [LINE + WIDER, LINE] * 2  # they coincide
