@@ -24,7 +24,6 @@ from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config,
 from backends import mlx as package
 from backends.interface import (
     BackendError,
-    BackendSettings,
     LoraSettings,
     OptimizerSettings,
     Proxy,
@@ -33,14 +32,13 @@ from backends.interface import (
     Sequences,
 )
 from backends.mlx import memory
-from backends.mlx.backend import MlxEngine
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout, inverse_cdf, truncate
 from delta_cli.assets.random_model import write_qwen3
+from tests.backends.mlx_engine import VOCAB, batch, create
 
-VOCAB = 40
 LORA = LoraSettings(rank=4, layers=1)
 
 
@@ -60,18 +58,6 @@ def quantised(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: py
     save_model(path, model)
     save_config(config, path / "config.json")
     return path
-
-
-def create(folder: Path, **settings: Any) -> MlxEngine:
-    backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
-    assert isinstance(backend, MlxEngine)
-    return backend
-
-
-def batch(responses: int = 4, length: int = 10) -> Sequences:
-    rng = np.random.default_rng(0)
-    prompts = tuple(rng.integers(1, VOCAB, 1 + row) for row in range(responses))
-    return Sequences(prompts, rng.integers(1, VOCAB, responses * length), np.arange(responses + 1) * length)
 
 
 def likelier(logp: np.ndarray, rows: np.ndarray) -> tuple[float, np.ndarray]:

@@ -17,13 +17,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gated_delta, qwen3_5
 
-from backends import mlx as package
-from backends.interface import BackendSettings, Sequences
-from backends.mlx.backend import MlxEngine
+from backends.interface import Sequences
 from backends.mlx.checkpointing import CHUNK, _in_chunks, differentiable
+from tests.backends.mlx_engine import VOCAB, create
 from tests.conformance.objectives import Linear
 
-VOCAB = 40
 SHAPE: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_experts": 0},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_conv_kernel_dim": 4},
@@ -46,12 +44,6 @@ def hybrid(folder: Path) -> PreTrainedModel:
     config |= {"model_type": "qwen3_5", "full_attention_interval": 2}  # mlx-lm reads this instead of the list of layers
     (folder / "config.json").write_text(json.dumps(config))
     return model
-
-
-def create(folder: Path, **settings: Any) -> MlxEngine:
-    engine = package.create(BackendSettings(str(folder), **settings), "mlx")
-    assert isinstance(engine, MlxEngine)
-    return engine
 
 
 def two_responses(long: int) -> Sequences:

@@ -13,26 +13,11 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 import mlx.core as mx
 
-from backends import mlx as package
-from backends.interface import BackendSettings, Proxy, Sequences, token_index
-from backends.mlx.backend import MlxEngine
+from backends.interface import Proxy, token_index
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import entropy, pick, proxies
 from delta_cli.assets.random_model import write_qwen3
-
-VOCAB = 40
-
-
-def create(folder: Path, **settings: Any) -> MlxEngine:
-    backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
-    assert isinstance(backend, MlxEngine)
-    return backend
-
-
-def batch(responses: int = 4, length: int = 10) -> Sequences:
-    rng = np.random.default_rng(0)
-    prompts = tuple(rng.integers(1, VOCAB, 1 + row) for row in range(responses))
-    return Sequences(prompts, rng.integers(1, VOCAB, responses * length), np.arange(responses + 1) * length)
+from tests.backends.mlx_engine import VOCAB, batch, create
 
 
 class Reading:

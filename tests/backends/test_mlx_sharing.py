@@ -13,12 +13,12 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 import mlx.core as mx
 
-from backends import mlx as package
 from backends.batching import shared_batches
-from backends.interface import BackendSettings, LoraSettings, Proxy, Sequences, starts_of
+from backends.interface import LoraSettings, Proxy, Sequences, starts_of
 from backends.mlx.backend import MlxEngine
 from backends.mlx.sharing import PromptCache, ResponseCache
 from delta_cli.assets.random_model import write_qwen3
+from tests.backends import mlx_engine
 from tests.conformance.objectives import Linear
 
 VOCAB = 23
@@ -45,8 +45,7 @@ def sequences() -> Sequences:
 
 
 def create(folder: Path, share: bool, **settings: Any) -> MlxEngine:
-    engine = package.create(BackendSettings(str(folder), **settings), "mlx")
-    assert isinstance(engine, MlxEngine)
+    engine = mlx_engine.create(folder, **settings)
     assert engine.shares
     engine.shares = share
     return engine
