@@ -35,7 +35,7 @@ from backends.mlx import memory
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
-from backends.mlx.rollout import Rollout, inverse_cdf, truncate
+from backends.mlx.rollout import BLOCK, CANDIDATES, Rollout, inverse_cdf, nucleus, truncate
 from delta_cli.assets.random_model import write_qwen3
 from tests.backends.mlx_engine import VOCAB, batch, create
 
@@ -124,6 +124,28 @@ def test_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p() -> None:
             total += float(row[token])
         assert set(np.flatnonzero(result)) == expected
         np.testing.assert_allclose(result[list(expected)], row[list(expected)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_large_vocabulary_is_sorted_for_flat_distributions_only(flat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nucleus is that of numpy's sort; neighbours among the likeliest tokens, a last block that is not full."""
+    rng, size = np.random.default_rng(0), CANDIDATES * BLOCK + 5 * BLOCK + 7
+    logits = rng.normal(size=(6, size)) * 8
+    logits[0, -100:] += 24  # more of the likeliest in two blocks than elsewhere
+    logits[1] = 0.01 * rng.normal(size=size) if flat else logits[1]
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    widths, sort = [], mx.sort
+    monkeypatch.setattr(mx, "sort", lambda array, axis: widths.append(array.shape[axis]) or sort(array, axis=axis))
+    kept = np.array(nucleus(mx.array(p.astype(np.float32)), mx.full((6, 1), 0.9)))
+    assert (size in widths) == flat
+    for row, result in zip(p, kept, strict=True):
+        order = np.argsort(-row)
+        expected = set(order[: np.searchsorted(np.cumsum(row[order]), 0.9) + 1])
+        found = set(np.flatnonzero(result))
+        assert len(found ^ expected) <= (1 if len(expected) > CANDIDATES else 0)  # float32 sums of thousands
+        both = list(found & expected)
+        np.testing.assert_allclose(result[both], row[both], rtol=1e-5)
+    assert (np.count_nonzero(kept[1]) > CANDIDATES) == flat
 
 
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.249, 1), (0.2501, 3), (0.7, 3), (1.0, 3)])
