@@ -25,7 +25,9 @@ from backends.interface import (
     Sampling,
     Sequences,
 )
+from backends.mlx.backend import MlxEngine
 from backends.mlx.model import load
+from backends.torch.backend import TorchEngine
 from tests.conformance.objectives import Linear
 from tests.families.families import VOCAB, Family, build, for_mlx
 
@@ -68,7 +70,9 @@ def try_family(family: Family, backend: str, folder: Path) -> Outcome:
     _score_and_draw(engine, sequences, known.detach().numpy(), family.apart if backend == "mlx" else OWN)
     _update(engine, sequences, model, known, 5 * family.apart)
     engine.close()
-    _adapters(family, backend, folder, sequences)
+    _checkpointed(backend, folder / "model", sequences)
+    for dora in (False, True):
+        _adapters(family, backend, folder, sequences, dora)
     return Outcome(True)
 
 
@@ -93,9 +97,39 @@ def _update(engine: Engine, sequences: Sequences, model: Any, known: torch.Tenso
     assert (engine.score(sequences).logprobs - before) @ weights > 0
 
 
-def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences) -> None:
+def _checkpointed(backend: str, folder: Path, sequences: Sequences) -> None:
+    """The gradient of every weight with gradient checkpointing is that without it."""
+    weights = np.random.default_rng(4).normal(size=LENGTH)
+    found: list[dict[str, Floats]] = []
+    calls = {False: 0, True: 0}  # of attentions, in torch
+    for checkpointing in calls:
+        engine = registry.create(backend, BackendSettings(str(folder), gradient_checkpointing=checkpointing))
+        if isinstance(engine, TorchEngine):
+            for layer in engine._policy.causal.base_model.layers:
+                layer.self_attn.register_forward_pre_hook(
+                    lambda *_, kind=checkpointing: calls.update({kind: calls[kind] + 1})
+                )
+        engine.accumulate(sequences, Linear(sequences.starts, weights))
+        found.append(_gradient(engine))
+        engine.close()
+    assert calls[True] == 2 * calls[False], "a layer is computed again in the backward pass"
+    assert found[0].keys() == found[1].keys()
+    for name, plain in found[0].items():
+        np.testing.assert_allclose(found[1][name], plain, rtol=0, atol=1e-6 * np.abs(plain).max(), err_msg=name)
+
+
+def _gradient(engine: Engine) -> dict[str, Floats]:
+    """What an engine has added up, by name."""
+    if isinstance(engine, MlxEngine):
+        return {name: np.array(part) for name, part in engine.optimizer.gradient.items()}
+    assert isinstance(engine, TorchEngine)
+    weights = engine._optimizer.weights.items()
+    return {name: weight.grad.numpy() for name, weight in weights if weight.grad is not None}
+
+
+def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences, dora: bool) -> None:
     """Adapters train; the exported model is the trained one, and so are the adapters in PEFT and in mlx-lm."""
-    lora = LoraSettings(rank=2, targets=family.targets)
+    lora = LoraSettings(rank=2, targets=family.targets, dora=dora)
     engine = registry.create(backend, BackendSettings(str(folder / "model"), lora=lora))
     before = engine.score(sequences).logprobs
     for _ in range(2):
