@@ -1,224 +1,309 @@
-"""Responses drawn through vLLM's server: tokens a second, and a run that learns.
+"""Responses drawn through vLLM's server: tokens a second, runs that learn, and steps that draw one batch ahead.
 
     python benchmarks/vllm_engine.py speed --python ~/vllm/bin/python --out benchmarks/results/vllm_speed.json
     python benchmarks/vllm_engine.py learning --python ~/vllm/bin/python --out benchmarks/results/vllm_learning.json
+    python benchmarks/vllm_engine.py ahead --python ~/vllm/bin/python --out benchmarks/results/vllm_ahead.json
 
 ``speed``: the same token prompts, lengths, temperature and number of requests at a time through our sampler
 (HTTP, a request for each response), through vLLM's own offline interface (one call with all of them, the same
 environment, options and type), and through our local engine on the CPU. No response ends early: stop ids are
-none, so all draw equally many tokens. Each way has the machine to itself, one after the other, ``--rounds`` times.
+none, so all draw equally many tokens. The ways take turns, ``--rounds`` times, and are compared within each round.
 
-``learning``: the arithmetic task on a small base with heads of 32 numbers, trained beforehand to some 40 %:
-``--seeds`` runs of 20 steps with the local engine, with vLLM, and with vLLM one step ahead. All runs of vLLM use
-one server, which begins each with the weights of the base.
+``learning``: the embedded task and base, its heads widened to 32 numbers (``wide_heads.py``): ``--seeds`` runs of 20
+steps with the local engine, with vLLM, and with vLLM one step ahead. All runs of vLLM use one server, which begins
+each with the weights of the base.
+
+``ahead``: seconds a step of such runs, with the server on one core and the trainer on another.
+
+Runs that are done are kept in ``--keep`` and not done again, so these two can be broken off, or done in pieces
+(``--only``).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import show, write
+from common import median_ratio, show, write
+from wide_heads import write_wide
 
 from backends import registry
-from backends.interface import BackendSettings, Engine, RolloutRequest, Sampling
+from backends.interface import BackendSettings, Ids, RolloutRequest, Sampler, Sampling, Weights
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
-from delta_cli.assets.make_tiny_base import Plan, write_tokenizer
-from delta_cli.assets.make_tiny_base import train as train_base
+from backends.vllm.folder import untie
+from delta_cli.assets import model_path
+from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.recipe import load_recipe
+from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.training.observer import Observer
 from delta_cli.training.run_folder import RunFolder, read_lines
 from delta_cli.training.setup import open_trainer
+
+Results = dict[str, Any]
+Draw = Callable[[int], int]  # responses with a seed; how many tokens they have
+
+MEMORY = 0.1  # of the machine's, for a server
+SERVERS, TRAINERS = {0}, {1}  # cores
+WAYS: dict[str, dict[str, Any]] = {
+    "local": {"kind": "local"},
+    "vllm": {"kind": "vllm", "ahead": 0},
+    "vllm ahead": {"kind": "vllm", "ahead": 1},
+}
+KEYS = {"update.learning_rate": 1e-3, "update.mini_batches": 2}
+LEARNING = {"run.steps": 20, "evaluation.every": 20, "evaluation.problems": 250}
+TIMING = {"run.steps": 12, "evaluation.every": "never", "rollout.prompts": 24, "rollout.responses": 16}
 
 OFFLINE = """
 import json, sys, time
 from vllm import LLM, SamplingParams
 asked = json.loads(sys.argv[1])
 llm = LLM(model=asked["model"], dtype="float32", max_model_len=asked["context"], max_num_seqs=asked["concurrency"],
-          logprobs_mode="processed_logprobs", generation_config="vllm")
+          logprobs_mode="processed_logprobs", generation_config="vllm", gpu_memory_utilization=asked["memory"])
 prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
-def draw(offset):
-    ways = [SamplingParams(temperature=1.0, max_tokens=asked["tokens"], seed=offset + i, ignore_eos=True, logprobs=0)
+for line in sys.stdin:
+    seed = 10_000 * int(line)
+    ways = [SamplingParams(temperature=1.0, max_tokens=asked["tokens"], seed=seed + i, ignore_eos=True, logprobs=0)
             for i in range(len(prompts))]
-    start = time.perf_counter()
     done = llm.generate(prompts, ways, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    return sum(len(each.outputs[0].token_ids) for each in done) / seconds
-draw(0)
-print("SPEEDS", json.dumps([draw(10_000 * (i + 1)) for i in range(asked["rounds"])]))
+    print("DREW", sum(len(each.outputs[0].token_ids) for each in done), flush=True)
 """
 
 
-def write_base(folder: Path, hidden: int = 64) -> Path:
+def write_base(folder: Path, hidden: int = 64, layers: int = 2) -> Path:
     """A Qwen3 whose heads vLLM's CPU attention takes."""
     write_tokenizer(folder)
     vocabulary = Tokenizer.load(str(folder)).vocab_size
-    write_qwen3(folder, vocab_size=vocabulary, hidden=hidden, heads=2, kv_heads=2, head_dim=32, intermediate=3 * hidden)
+    heads = hidden // 32
+    shape: dict[str, Any] = {"heads": heads, "kv_heads": heads, "head_dim": 32, "layers": layers}
+    write_qwen3(folder, vocab_size=vocabulary, hidden=hidden, intermediate=3 * hidden, **shape)
     return folder
 
 
 # --------------------------------------------------------------------------------------- speed
 
 
-def speed(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Tokens a second of the three ways."""
-    model = write_base(scratch / "model", options.hidden)
-    rng = np.random.default_rng(0)
-    prompts = tuple(rng.integers(1, 250, size=64) for _ in range(options.prompts))
-    sampling = Sampling(options.tokens, (), samples=options.samples)
+def speed(options: argparse.Namespace) -> Results:
+    """Tokens a second of the three ways in each round."""
+    model = write_base(options.keep / "speed-model", options.hidden, options.layers)
+    prompts = tuple(np.random.default_rng(0).integers(1, 250, size=64) for _ in range(options.prompts))
     trainer = registry.create("cpu", BackendSettings(model=str(model), rollout_batch=options.concurrency))
-    found = {"offline": _offline(options, model, prompts)}
 
-    launch = Launch(str(model), "float32", 64 + options.tokens, options.concurrency)
-    sampler = VllmSampler(
-        VllmSettings(inbox=scratch / "inbox", concurrency=options.concurrency),
-        Launcher(launch, options.python, scratch / "vllm.log", print),
-    )
-    try:
+    def through(draws: Sampler) -> Draw:
+        sampling = Sampling(options.tokens, (), samples=options.samples)
+        return lambda seed: len(draws.rollout(RolloutRequest(prompts, replace(sampling, seed=seed))).tokens)
+
+    launch = Launch(str(model), "float32", 64 + options.tokens, options.concurrency, memory=MEMORY)
+    launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
+    sampler = VllmSampler(VllmSettings(inbox=options.keep / "inbox", concurrency=options.concurrency), launcher)
+    with closing(sampler), _offline(options, model, prompts) as offline:
         sampler.load_weights(trainer.publish(sampler.inbox))
-        found["ours over HTTP"] = _timed(sampler.rollout, prompts, sampling, options.rounds)
-    finally:
-        sampler.close()
-    found["local engine"] = _timed(trainer.rollout, prompts, sampling, options.rounds)
-    return found
+        ways = {"offline": offline, "ours over HTTP": through(sampler), "local engine": through(trainer)}
+        speeds: Results = {name: [] for name in ways}
+        for seed in range(options.rounds + 1):
+            for name, draw in ways.items():
+                start = time.perf_counter()
+                speeds[name].append(draw(seed) / (time.perf_counter() - start))
+            print({name: f"{found[-1]:.0f}" for name, found in speeds.items()}, flush=True)
+    return {name: found[1:] for name, found in speeds.items()}
 
 
-def _timed(
-    rollout: Callable[[RolloutRequest], Any], prompts: tuple[Any, ...], sampling: Sampling, rounds: int
-) -> list[float]:
-    speeds = []
-    for _ in range(rounds + 1):
-        start = time.perf_counter()
-        done = rollout(RolloutRequest(prompts, sampling))
-        speeds.append(len(done.tokens) / (time.perf_counter() - start))
-    return speeds[1:]
-
-
-def _offline(options: argparse.Namespace, model: Path, prompts: tuple[Any, ...]) -> list[float]:
+@contextmanager
+def _offline(options: argparse.Namespace, model: Path, prompts: tuple[Ids, ...]) -> Iterator[Draw]:
+    """vLLM's own interface, in a process of its environment."""
     asked = {
         "model": str(model),
         "context": 64 + options.tokens,
         "concurrency": options.concurrency,
         "prompts": [prompt.tolist() for prompt in prompts for _ in range(options.samples)],
         "tokens": options.tokens,
-        "rounds": options.rounds,
+        "memory": MEMORY,
     }
-    done = subprocess.run(
-        [options.python, "-c", OFFLINE, json.dumps(asked)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"vLLM's offline interface failed:\n{done.stderr[-3000:]}")
-    (told,) = [line for line in done.stdout.splitlines() if line.startswith("SPEEDS ")]  # vLLM logs there as well
-    return list(json.loads(told.removeprefix("SPEEDS ")))
+    command = [options.python, "-c", OFFLINE, json.dumps(asked)]
+    with (
+        (options.keep / "offline.log").open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdin is not None
+
+        def draw(seed: int) -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(seed, file=process.stdin, flush=True)
+            for line in process.stdout:  # vLLM logs there as well
+                if line.startswith("DREW "):
+                    return int(line.split()[1])
+            raise SystemExit(f"vLLM's offline interface ended; its log is {log.name}")
+
+        yield draw
+        process.stdin.close()
 
 
 # ------------------------------------------------------------------------------------ learning
 
 
-def learning(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Held-out accuracy after 20 steps, and seconds a step, of each way and seed."""
-    base = _trained_base(scratch)
-    launcher = Launcher(Launch(str(base), "float32", 128, 128), options.python, scratch / "vllm.log", print)
-    ways = {"local": {"kind": "local"}} | {
-        f"vllm, ahead = {ahead}": {"kind": "vllm", "ahead": ahead, "inbox": str(scratch / "inbox")} for ahead in (0, 1)
-    }
+def learning(options: argparse.Namespace) -> Results:
+    """Held-out accuracy after 20 steps of each way and seed."""
+    return _runs(options, "learning", range(options.seeds), _learn, LEARNING)
+
+
+def ahead(options: argparse.Namespace) -> Results:
+    """Seconds of the steps of each way, and of what they are made of."""
+    return _runs(options, "ahead", range(1), _step_times, TIMING)
+
+
+def _runs(
+    options: argparse.Namespace, what: str, seeds: range, run: Callable[[Recipe, Path], Any], keys: dict[str, Any]
+) -> Results:
+    """Each way's run of each seed; what ``run`` found in it, by name."""
+    base = options.keep / "base"
+    if not base.exists():
+        write_wide(Path(model_path("tiny-base")), base)
+    pinned = what == "ahead"
+    with ExitStack() as stack:
+
+        @cache
+        def url() -> str:
+            return stack.enter_context(_server(options, base, pinned))
+
+        def of(engine: dict[str, Any], seed: int, name: str) -> Any:
+            changes = KEYS | keys | {"model.path": str(base), "run.seed": seed}
+            changes |= {f"engine.{key}": value for key, value in engine.items()}
+            if engine["kind"] == "vllm":
+                changes |= {"engine.url": [url()], "engine.inbox": str(options.keep / "inbox")}
+            if pinned:
+                os.sched_setaffinity(0, TRAINERS)
+            folder = options.keep / name
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was broken off
+            return run(load_recipe(None, [f"{key}={json.dumps(value)}" for key, value in changes.items()]), folder)
+
+        names = {f"{what}, {way}, seed {seed}": (engine, seed) for seed in seeds for way, engine in WAYS.items()}
+        return _kept(options, {name: partial(of, *of_what, name) for name, of_what in names.items()})
+
+
+@contextmanager
+def _server(options: argparse.Namespace, base: Path, pinned: bool) -> Iterator[str]:
+    """The address of a server on the base, its head written out."""
+    served = options.keep / "served"
+    shutil.copytree(base, served, dirs_exist_ok=True)
+    untie(served)
+    launch = Launch(str(served), "float32", 128, 128, memory=MEMORY, arguments=("--enforce-eager",))  # up sooner
+    launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
+    if pinned:  # children have the affinity of who starts them
+        os.sched_setaffinity(0, SERVERS)
     try:
-        untied = scratch / "served"
-        _untied(base, untied)
-        url = launcher.start(str(untied)).url
-        return {
-            name: [_run(base, engine, url, seed, scratch / f"{name}-{seed}") for seed in range(options.seeds)]
-            for name, engine in ways.items()
-        }
+        yield launcher.start().url
     finally:
         launcher.stop()
 
 
-def _trained_base(scratch: Path) -> Path:
-    start, base = write_base(scratch / "start"), scratch / "base"
-    engine: Engine = registry.create("cpu", BackendSettings(model=str(start)))
-    accuracy = train_base(engine, Tokenizer.load(str(start)), Plan())
-    engine.export(base)
-    engine.close()
-    print(f"base: {accuracy:.1%}", flush=True)
-    return base
-
-
-def _untied(base: Path, folder: Path) -> None:
-    import shutil
-
-    from backends.vllm.folder import untie
-
-    shutil.copytree(base, folder)
-    untie(folder)
-
-
-def _run(base: Path, engine: dict[str, Any], url: str, seed: int, folder: Path) -> dict[str, float]:
-    keys = {
-        "model.path": str(base),
-        "run.steps": 20,
-        "run.seed": seed,
-        "update.learning_rate": 1e-3,
-        "update.mini_batches": 2,
-        "evaluation.every": 20,
-        "evaluation.problems": 250,
-    } | {f"engine.{name}": value for name, value in engine.items()}
-    if engine["kind"] == "vllm":
-        keys["engine.url"] = [url]
-    recipe = load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in keys.items()])
+def _learn(recipe: Recipe, folder: Path) -> dict[str, float]:
     with open_trainer(recipe, "cpu", folder, Observer()) as trainer:
         trainer.run()
-    metrics = list(read_lines(RunFolder(folder).metrics))
-    evaluation = list(read_lines(RunFolder(folder).evaluations))[-1]
-    middle = {name: statistics.median(each[name] for each in metrics[1:]) for name in ("seconds", "seconds_rollout")}
-    trained = [sum(each[f"seconds_{phase}"] for phase in ("score", "credit", "update")) for each in metrics[1:]]
-    found = {name: evaluation[name] for name in ("accuracy", "low", "high")} | middle
-    found |= {"seconds_trained": statistics.median(trained)}
-    print(folder.name, found, flush=True)
+    first, last = (list(read_lines(RunFolder(folder).evaluations))[place] for place in (0, -1))
+    lags = [record["version_lag"] for record in read_lines(RunFolder(folder).metrics)]
+    return {"before": first["accuracy"], "lag": statistics.median(lags)} | {
+        name: last[name] for name in ("accuracy", "low", "high")
+    }
+
+
+def _step_times(recipe: Recipe, folder: Path) -> dict[str, float]:
+    """Medians over all steps but the first two and the last, seconds.
+
+    Loading new weights and proving them is a part of drawing with ahead = 1 and of the update without.
+    """
+    spent: list[float] = []
+    with open_trainer(recipe, "cpu", folder, Observer()) as trainer:
+        sampler = trainer.worker.sampler
+        load = sampler.load_weights
+
+        def timed(weights: Weights) -> None:
+            start = time.perf_counter()
+            load(weights)
+            spent.append(time.perf_counter() - start)
+
+        sampler.load_weights = timed  # type: ignore[method-assign]
+        trainer.run()
+    records = list(read_lines(RunFolder(folder).metrics))[2:-1]
+    loading = 0.0 if recipe.engine.kind == "local" else statistics.median(spent[2:])
+
+    def middle(*phases: str) -> float:
+        return float(statistics.median(sum(record[f"seconds_{phase}"] for phase in phases) for record in records))
+
+    drawing, training = middle("rollout", "reward"), middle("score", "credit", "update")
+    return {
+        "step": statistics.median(record["seconds"] for record in records),
+        "drawing": drawing - (loading if recipe.engine.ahead else 0),
+        "training": training - (0 if recipe.engine.ahead else loading),
+        "loading": loading,
+    }
+
+
+# ---------------------------------------------------------------------------------------- all
+
+
+def _kept(options: argparse.Namespace, parts: dict[str, Callable[[], Any]]) -> Results:
+    """What each part found, now or in a call before; those that are not in ``--only`` are left out until they are."""
+    found = {}
+    for name, part in parts.items():
+        file = options.keep / f"{name}.json"
+        if not file.exists() and (options.only is None or options.only in name):
+            told = part()
+            print(name, told, flush=True)
+            file.write_text(json.dumps(told))
+        if file.exists():
+            found[name] = json.loads(file.read_text())
     return found
+
+
+def _rows(what: str, found: Results) -> list[dict[str, str]]:
+    if what != "speed":
+        return [{"run": name} | {key: f"{value:.3f}" for key, value in run.items()} for name, run in found.items()]
+    return [
+        {
+            "way": name,
+            "tokens/s": f"{statistics.median(speeds):,.0f}",
+            "of offline": f"{median_ratio(speeds, found['offline']):.2f}",
+        }
+        for name, speeds in found.items()
+    ]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "learning"))
+    parser.add_argument("what", choices=("speed", "learning", "ahead"))
     parser.add_argument("--python", required=True, help="of the environment that has vLLM")
+    parser.add_argument("--keep", type=Path, default=Path("build/vllm_engine"), help="folder for what is done")
+    parser.add_argument("--only", help="do the parts whose name has this in it")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out")
     options = parser.parse_args()
-    with TemporaryDirectory() as scratch:
-        if options.what == "speed":
-            found = speed(options, Path(scratch))
-            middle = {name: statistics.median(speeds) for name, speeds in found.items()}
-            rows = [
-                {"way": name, "tokens/s": f"{value:,.0f}", "of offline": f"{value / middle['offline']:.2f}"}
-                for name, value in middle.items()
-            ]
-        else:
-            found = learning(options, Path(scratch))
-            rows = [
-                {"way": name, "seed": str(seed)} | {key: f"{value:.3f}" for key, value in run.items()}
-                for name, runs in found.items()
-                for seed, run in enumerate(runs)
-            ]
-    show(f"vLLM, {options.what}", rows)
-    write(options.out, {"settings": {**vars(options), "python": ""}, "results": found})
+    options.keep = options.keep.absolute()
+    options.keep.mkdir(parents=True, exist_ok=True)
+    found = {"speed": speed, "learning": learning, "ahead": ahead}[options.what](options)
+    show(f"vLLM, {options.what}", _rows(options.what, found))
+    settings = {name: value for name, value in vars(options).items() if name not in ("python", "keep", "only", "out")}
+    write(options.out, {"settings": settings, "results": found})
 
 
 if __name__ == "__main__":
