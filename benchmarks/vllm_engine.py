@@ -71,7 +71,8 @@ import json, sys, time
 from vllm import LLM, SamplingParams
 asked = json.loads(sys.argv[1])
 llm = LLM(model=asked["model"], dtype="float32", max_model_len=asked["context"], max_num_seqs=asked["concurrency"],
-          logprobs_mode="processed_logprobs", generation_config="vllm", gpu_memory_utilization=asked["memory"])
+          logprobs_mode="processed_logprobs", generation_config="vllm", gpu_memory_utilization=asked["memory"],
+          enable_chunked_prefill=False)
 prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
 for line in sys.stdin:
     seed = 10_000 * int(line)
@@ -108,6 +109,7 @@ def speed(options: argparse.Namespace) -> Results:
     launch = Launch(str(model), "float32", 64 + options.tokens, options.concurrency, memory=MEMORY)
     launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
     sampler = VllmSampler(VllmSettings(inbox=options.keep / "inbox", concurrency=options.concurrency), launcher)
+    launcher.check()
     with closing(sampler), _offline(options, model, prompts) as offline:
         sampler.load_weights(trainer.publish(sampler.inbox))
         ways = {"offline": offline, "ours over HTTP": through(sampler), "local engine": through(trainer)}
@@ -201,6 +203,7 @@ def _server(options: argparse.Namespace, base: Path, pinned: bool) -> Iterator[s
     untie(served)
     launch = Launch(str(served), "float32", 128, 128, memory=MEMORY, arguments=("--enforce-eager",))  # up sooner
     launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
+    launcher.check()
     if pinned:  # children have the affinity of who starts them
         os.sched_setaffinity(0, SERVERS)
     try:

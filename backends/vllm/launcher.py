@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.interface import BackendError
-from backends.vllm.api import Api, Launch, check_version, environment
+from backends.vllm.api import ON_CPU, Api, Launch, check_version, environment
 
 START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
 POLL_SECONDS = 0.5
@@ -66,8 +66,7 @@ class Launcher:
         if model is not None:
             self.launch = replace(self.launch, model=model)
         port = _free_port()
-        memory = _share_of_free() if self._on_cpu and self.launch.memory is None else self.launch.memory
-        command = replace(self.launch, memory=memory).command(self.python, port)
+        command = (self._for_cpu() if self._on_cpu else self.launch).command(self.python, port)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -81,6 +80,11 @@ class Launcher:
         api = Api(f"http://127.0.0.1:{port}")
         self._wait(api)
         return api
+
+    def _for_cpu(self) -> Launch:
+        """How to start on a CPU: with what is free of the memory, unless a share was asked for."""
+        memory = self.launch.memory or _share_of_free()
+        return replace(self.launch, memory=memory, arguments=(*ON_CPU, *self.launch.arguments))
 
     def _wait(self, api: Api) -> None:
         begun = time.monotonic()

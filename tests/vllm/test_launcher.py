@@ -12,6 +12,7 @@ import pytest
 
 from backends.interface import BackendError
 from backends.vllm import Launch, Launcher, guard
+from backends.vllm.api import ON_CPU
 from tests.vllm.server import VERSION
 
 MEMORY = Path("/proc/meminfo")
@@ -65,7 +66,7 @@ def test_the_guard_ends_as_its_command_does(code: str, ended: int) -> None:
 def test_a_server_that_does_not_come_up_is_told_with_its_cause(tmp_path: Path, arguments: Path) -> None:
     with pytest.raises(BackendError, match=r"exit code 1 \(ValueError: Available memory on node 0"):
         start(tmp_path, "vllm")
-    assert "--gpu-memory-utilization" not in json.loads(arguments.read_text())
+    assert not {"--gpu-memory-utilization", *ON_CPU} & set(json.loads(arguments.read_text()))
 
 
 @pytest.mark.skipif(not MEMORY.exists(), reason="a machine that does not say how much of its memory is free")
@@ -75,6 +76,7 @@ def test_on_a_cpu_it_takes_half_of_what_is_free(tmp_path: Path, arguments: Path,
     with pytest.raises(BackendError):
         start(tmp_path, "vllm-cpu", memory)
     given = json.loads(arguments.read_text())
+    assert set(ON_CPU) <= set(given)
     share = float(given[given.index("--gpu-memory-utilization") + 1])
     if memory is not None:
         assert share == memory

@@ -116,6 +116,15 @@ def test_responses_end_as_they_should(setup: Setup) -> None:
         assert not truncated or len(part) == SAMPLING.max_tokens
 
 
+def test_prompts_that_are_more_than_a_batch_of_tokens(setup: Setup) -> None:
+    """2,048 is a batch: on a CPU a prompt that is computed in parts, with a seed, ends the engine of 0.32."""
+    prompts = tuple(np.random.default_rng(1).integers(1, 250, size=(24, 200)))
+    url = setup.sampler._servers[0].api.url
+    drawn = setup.sampler.rollout(RolloutRequest(prompts, replace(SAMPLING, max_tokens=4)))
+    assert len(drawn.truncated) == 24 * SAMPLING.samples
+    assert setup.sampler._servers[0].api.url == url, "the server was started again"
+
+
 def test_the_seed_and_the_row_decide(setup: Setup) -> None:
     first, again = (setup.sampler.rollout(REQUEST) for _ in range(2))
     np.testing.assert_array_equal(first.tokens, again.tokens)
