@@ -40,6 +40,7 @@ class Setup:
     trainer: Engine
     sampler: VllmSampler
     tokenizer: Tokenizer
+    close: float  # nats
 
 
 @pytest.fixture(scope="module", params=["untied", "tied", "untied-lora", "tied-lora", "tied-dora"])
@@ -56,7 +57,7 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     launcher.check()
     sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCABULARY), launcher)
     sampler.load_weights(trainer.publish(sampler.inbox))
-    yield Setup(trainer, sampler, Tokenizer.load(model))
+    yield Setup(trainer, sampler, Tokenizer.load(model), 2 * CLOSE if dora else CLOSE)  # merging rounds once more
     sampler.close()
     trainer.close()
 
@@ -97,7 +98,7 @@ def test_logprobs_before_and_after_ten_syncs(setup: Setup) -> None:
     for sync in range(SYNCS + 1):
         gaps = [gap(setup, temperature) for temperature in (0.7, 1.0)]
         largest = max(largest, *(found for found, _ in gaps))
-        assert largest < CLOSE, f"after {sync} syncs"
+        assert largest < setup.close, f"after {sync} syncs"
         before = setup.trainer.score(gaps[0][1]).logprobs
         setup.trainer.accumulate(gaps[0][1], lambda logp, rows: (float(logp.sum()), np.ones_like(logp)))
         setup.trainer.step(0.01)
@@ -171,4 +172,4 @@ def test_a_stop_is_heard_while_the_server_draws(setup: Setup) -> None:
     long = replace(SAMPLING, stop_ids=(), max_tokens=400)
     with pytest.raises(Stop):
         setup.sampler.rollout(replace(REQUEST, sampling=long, interrupt=interrupt))
-    assert gap(setup, 1.0)[0] < CLOSE
+    assert gap(setup, 1.0)[0] < setup.close
