@@ -10,10 +10,8 @@ import json
 import os
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from backends.interface import BackendError, Floats, Ids, Sampling
+from backends.vllm.calls import Aborted, Calls
 
 SUPPORTED = (0, 32)  # its calls changed between minor versions
 MODEL, ADAPTER = "delta", "delta-adapter"  # names under which a launched server has the model, and any the adapter
@@ -39,46 +38,12 @@ class Overdue(ServerError):
     """No answer within the time there was."""
 
 
-class Aborted(Exception):
-    """A call that was given up from this side."""
-
-
 @dataclass(frozen=True)
 class Answer:
     """One response: its tokens as they were sampled, and their log-probabilities."""
 
     tokens: Ids  # [n] at least one
     logprobs: Floats  # [n] float32
-
-
-class Calls:
-    """The sockets that are open now, so that all can be ended at once from another thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self.aborted = False
-
-    @contextmanager
-    def hold(self, opened: socket.socket) -> Iterator[None]:
-        """Count a socket among the open ones. Raises Aborted where all have been ended."""
-        with self._lock:
-            if self.aborted:
-                raise Aborted
-            self._open.add(opened)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open.discard(opened)
-
-    def abort(self) -> None:
-        """End every call: the server stops drawing for a client that went away."""
-        with self._lock:
-            self.aborted = True
-            for opened in self._open:
-                with suppress(OSError):
-                    opened.shutdown(socket.SHUT_RDWR)
 
 
 class Api:

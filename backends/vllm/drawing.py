@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.interface import BackendError, Ids, Sampling
-from backends.vllm.api import Aborted, Answer, Api, Calls, Overdue, ServerError
+from backends.vllm.api import Answer, Api, Overdue, ServerError
+from backends.vllm.calls import Aborted, Calls
 
 TICK_SECONDS = 0.1  # between two looks at whether to stop
 RETRY_SECONDS = (0.3, 1.0, 3.0)  # waited before a call is made again; an answer is whole or counts nothing

@@ -15,7 +15,8 @@ from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 from delta_cli.integrations.trl import DelTAArguments, DelTAConfig, DelTAMixin, DelTATrainer, versions, with_delta
 from delta_cli.integrations.trl.config import LOSS_TYPES
-from delta_cli.recipe.models import Delta, Update
+from delta_cli.recipe.method import Delta
+from delta_cli.recipe.models import Update
 from tests.integrations.tiny import model, questions, right, settings, tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from trl import GRPOConfig
 
-from delta_cli.recipe.models import Delta
+from delta_cli.recipe.method import Delta
 
 # Losses in which the advantage of each token multiplies that token's own term.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from delta_cli.credit import TokenCoefficients, token_coefficients
 from delta_cli.integrations.trl.scoring import CountedFeatures, Scored
-from delta_cli.recipe.models import Delta
+from delta_cli.recipe.method import Delta
 from delta_cli.training.metrics import describe_coefficients
 
 Array = NDArray[np.float64]
