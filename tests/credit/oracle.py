@@ -289,6 +289,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "gspo": gspo,
     "cispo": cispo,
     "delta": dapo,
+    "delta_group": dapo,
 }
 
 
