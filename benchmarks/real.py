@@ -1,16 +1,20 @@
-"""A step of a real language model: seconds by phase, tokens a second, memory, share of the peak; and TRL's.
+"""A step of a real language model: seconds by phase, what is saved, memory, share of the peak; and TRL's.
 
     make models/smollm2-135m/config.json
     python benchmarks/real.py --out benchmarks/results/real.json
+    python benchmarks/real.py --unmixed 0.5 --trl-rounds 0 --out benchmarks/results/real_unmixed.json
 
-Both train SmolLM2-135M on the recipe's word problems, the same prompts with responses of the same number
-of tokens, in fresh processes with the same threads. Every response has 16 tokens: no token ends one.
-What TRL is set to is in step.py; its steps have the recipe's two updates and the loss of grpo, ours
-delta's credit on top. ``--ours`` leaves TRL out, which takes most of the time.
+SmolLM2-135M on the prompts of recipes/smollm2_135m.toml, two solved word problems before each; every response has 16
+tokens: none ends one. Two updates a step. Rewards are made up, so that a known share of the prompts teaches nothing.
+The ways are those of step.py: every response scored and updated on; what is learned from; and that with scores as they
+were drawn. One step of each in every round, in turns, on one model, with delta's credit.
 
-The arithmetic of a step is counted, not measured: 2 floating-point operations for each weight and token
-of a forward, and three times that for a forward with its backward; a prompt once for all its responses.
-The peak is the best of a few matrix products in float32 on the same threads.
+TRL trains the same model on the same prompts and lengths, in a process of its own, after ours; what it is set to is in
+step.py, its loss is that of grpo. Peak memory is that of either process.
+
+``of peak`` is the arithmetic of scoring's forward (of updating, three times that) by its time: 2 operations for each
+weight and token, a prompt once for all its responses, attention left out. The peak is the best of a few products of
+matrices in float32 on the same threads.
 """
 
 from __future__ import annotations
@@ -20,84 +24,109 @@ import json
 import os
 import statistics
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import in_fresh_process, peak_memory, show, write
+import numpy as np
+from common import in_fresh_process, median_ratio, peak_memory, show, write
+from workload import PHASES, EveryResponse, Workload, spread_out, timed_step
 
 from backends import registry
 from delta_cli.data import word_problems
-from delta_cli.data.prompts import encode_prompt, render
+from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training.clock import Clock
-from delta_cli.training.rollouts import roll
+from delta_cli.training.rollouts import RolloutBatch
 from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.update import Updater
 
-ROOT = Path(__file__).parents[1]
-PHASES = ("rollout", "reward", "score", "credit", "update")
+RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_135m.toml"
 LENGTH = 16  # tokens of every response
 PRODUCT = (2048, 576, 1536)  # tokens × hidden × intermediate: the model's own largest
+WAYS: dict[str, tuple[type[Updater], str]] = {
+    "every response": (EveryResponse, "fresh"),
+    "fresh": (Updater, "fresh"),
+    "as drawn": (Updater, "rollout"),
+}
 
 
-def recipe_of(model: str, prompts: int) -> Recipe:
-    """The recipe's step with so many prompts; rewards that differ in every group."""
-    reward = Path(__file__).with_name("reward.py")
-    changes = (f"model.path={model}", f"rollout.prompts={prompts}", f"rollout.max_tokens={LENGTH}", "rollout.stop=[]")
-    own = ("reward.kind=custom", f"reward.custom_file={reward}")
-    return load_recipe(ROOT / "recipes" / "smollm2_135m.toml", [*changes, *own])
+def recipe_of(model: str, prompts: int, score: str = "fresh") -> Recipe:
+    """The recipe's step with so many prompts."""
+    changes = ("rollout.stop=[]", f"rollout.prompts={prompts}", f"rollout.max_tokens={LENGTH}", f"update.score={score}")
+    return load_recipe(RECIPE, [f"model.path={model}", *changes])
 
 
-def ours(model: str, prompts: int, rounds: int) -> dict[str, Any]:
-    """Seconds of the phases of our steps, their median, and the most memory."""
-    recipe = recipe_of(model, prompts)
+@dataclass
+class Way:
+    """The steps of one way."""
+
+    updater: Updater
+    worker: RolloutWorker
+    unmixed: float
+    head: int  # numbers in the output matrix
+    seconds: list[dict[str, float]] = field(default_factory=list)
+    operations: list[float] = field(default_factory=list)  # of one forward over what was updated on
+
+    def step(self, number: int) -> None:
+        """One step."""
+        problems = word_problems.problems(self.updater.recipe.rollout.prompts, number)
+        seconds, batch, credit = timed_step(self.updater, self.worker, problems, number, self._rewarded)
+        assert (batch.sequences.lengths == LENGTH).all()
+        seen = (credit.advantages != 0) | isinstance(self.updater, EveryResponse)
+        tokens = float(batch.tokens_of_groups(seen).sum())
+        trunk = self.updater.learner.parameters - self.head
+        self.operations.append(2 * (trunk * tokens + self.head * float(batch.sequences.lengths[seen].sum())))
+        self.seconds.append(seconds)
+
+    def _rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """Every other response is right, but for the share of prompts where all are."""
+        equal = np.repeat(spread_out(len(batch.problems), self.unmixed), batch.samples)
+        rewards = np.where(equal, 1.0, np.arange(len(batch.texts)) % 2)
+        verdicts = zip(batch.verdicts, rewards, strict=True)
+        return replace(batch, verdicts=tuple(replace(v, reward=float(reward)) for v, reward in verdicts))
+
+
+def ours(model: str, prompts: int, unmixed: float, rounds: int) -> dict[str, Any]:
+    """Median seconds of each way's phases, a step before the first left out, and the most memory."""
     tokenizer = Tokenizer.load(model)
     tokenizer.eos_ids = ()  # nothing ends a response but the limit
-    problems = word_problems.problems(prompts, 0)
-    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    recipe = recipe_of(model, prompts)
     with make_grader(recipe) as grader:
         engine = registry.create("cpu", backend_settings(recipe))
         worker = RolloutWorker(engine, tokenizer, grader, "two_shot")
-        updater = Updater(recipe, engine)
-        for number in range(rounds):
-            clock = Clock()
-            with clock.phase("rollout"):
-                waiting = roll(worker, problems, recipe.rollout, number)
-            with clock.phase("reward"):
-                batch = waiting.result()
-            with clock.phase("score"):
-                scored = updater.score(batch)
-            with clock.phase("credit"):
-                credit = updater.credit(batch, scored, number)
-            with clock.phase("update"):
-                updater.update(batch, credit, number)
-            assert (batch.sequences.lengths == LENGTH).all()
-            for phase in PHASES:
-                seconds[phase].append(clock.seconds[phase])
-        prompt_tokens = sum(len(encode_prompt(problem, "two_shot", tokenizer)) for problem in problems)
-        parameters = engine.parameters
+        head = engine.vocabulary * config["hidden_size"]
+        ways = {
+            name: Way(kind(recipe_of(model, prompts, score), engine), worker, unmixed, head)
+            for name, (kind, score) in WAYS.items()
+        }
+        replace(ways["fresh"], seconds=[], operations=[]).step(0)  # allocates gradient and moments
+        for number in range(1, rounds + 1):
+            for way in ways.values():
+                way.step(number)
+        threads = engine.threads
         engine.close()
-    median = {phase: statistics.median(values) for phase, values in seconds.items()}
-    whole = sum(median.values())
-    tokens = prompts * recipe.rollout.responses * LENGTH
-    own = prompt_tokens + tokens
-    operations = 2 * parameters * own * (1 + 1 + 3)  # drawn, scored, and a forward with its backward
+    top = peak_of_products()
+    wholes = {name: [sum(row.values()) for row in way.seconds] for name, way in ways.items()}
+    found = {name: _numbers(way, wholes, wholes[name], top) for name, way in ways.items()}
+    return {"ways": found, "threads": threads, "peak_operations_per_second": top, "peak_bytes": peak_memory()}
+
+
+def _numbers(way: Way, wholes: dict[str, list[float]], own: list[float], top: float) -> dict[str, Any]:
+    seconds = {phase: statistics.median(row[phase] for row in way.seconds) for phase in PHASES}
+    operations = statistics.median(way.operations)
+    scored = seconds["score"] > 0.1  # as drawn there is nothing to score
     return {
-        "seconds": median | {"step": whole},
-        "peak_bytes": peak_memory(),
-        "tokens": tokens,
-        "prompt_tokens": prompt_tokens,
-        "operations": operations,
-        "operations_per_second": operations / whole,
+        "seconds": seconds,
+        "step": statistics.median(own),
+        "rounds": own,
+        "faster": median_ratio(wholes["every response"], own),
+        "of_peak": ({"score": operations / seconds["score"] / top} if scored else {})
+        | {"update": 3 * operations / seconds["update"] / top},
     }
-
-
-def alternating(completions: list[str], **_: Any) -> list[float]:
-    """Rewards that differ in every group."""
-    return [float(at % 2) for at in range(len(completions))]
 
 
 def trl(model: str, prompts: int, rounds: int) -> dict[str, Any]:
@@ -106,12 +135,11 @@ def trl(model: str, prompts: int, rounds: int) -> dict[str, Any]:
     from step import trl_settings
     from transformers import TrainerCallback
     from trl import GRPOTrainer
-    from workload import Workload
 
     recipe, tokenizer = recipe_of(model, prompts), Tokenizer.load(model)
     responses, updates = recipe.rollout.responses, recipe.update.mini_batches
     workload = Workload(49152, prompts=prompts, responses=responses, response=LENGTH, mini_batches=updates)
-    texts = [render("two_shot", each.question, tokenizer) for each in word_problems.problems(prompts, 0)]
+    texts = [render("two_shot", each.question, tokenizer) for each in word_problems.problems(prompts, 1)]
     taken: list[float] = []
 
     class Clocked(TrainerCallback):  # type: ignore[misc]
@@ -125,17 +153,19 @@ def trl(model: str, prompts: int, rounds: int) -> dict[str, Any]:
                 taken.append(time.perf_counter() - self.started)
                 self.started = time.perf_counter()
 
+    def alternating(completions: list[str], **_: Any) -> list[float]:
+        return [float(at % 2) for at in range(len(completions))]
+
     with TemporaryDirectory() as scratch:
-        args = trl_settings(workload, Path(scratch), rounds)
         trainer = GRPOTrainer(
             model,
             alternating,
-            args=args,
+            args=trl_settings(workload, Path(scratch), rounds),
             train_dataset=Dataset.from_list([{"prompt": text} for text in texts * rounds]),
             callbacks=[Clocked()],
         )
         trainer.train()
-    return {"seconds": {"step": statistics.median(taken)}, "peak_bytes": peak_memory()}
+    return {"step": statistics.median(taken), "rounds": taken, "peak_bytes": peak_memory()}
 
 
 def peak_of_products() -> float:
@@ -152,43 +182,56 @@ def peak_of_products() -> float:
     return 2 * rows * inner * columns / best
 
 
+def rows_of(found: dict[str, Any]) -> list[dict[str, str]]:
+    """The table: a row for each way, and TRL's."""
+    rows = [
+        {
+            "": name,
+            **{phase: f"{way['seconds'][phase]:.1f}" for phase in PHASES},
+            "step (s)": f"{way['step']:.1f}",
+            "faster": f"{way['faster']:.2f}×",
+            "of peak": ", ".join(f"{what} {share:.0%}" for what, share in way["of_peak"].items()),
+            "peak (GB)": f"{found['ours']['peak_bytes'] / 1e9:.1f}",
+        }
+        for name, way in found["ours"]["ways"].items()
+    ]
+    if "trl" in found:
+        blank = dict.fromkeys((*PHASES, "faster", "of peak"), "")
+        step, peak = found["trl"]["step"], found["trl"]["peak_bytes"]
+        rows.append({**rows[0], **blank, "": "TRL", "step (s)": f"{step:.1f}", "peak (GB)": f"{peak / 1e9:.1f}"})
+    return rows
+
+
 def main() -> None:
     """Measure both, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m")
     parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3, help="steps of ours")
-    parser.add_argument("--trl-rounds", type=int, default=1, help="of TRL's, which take minutes each")
-    parser.add_argument("--ours", action="store_true", help="leave TRL out")
+    parser.add_argument("--unmixed", type=float, default=0.0, help="share of prompts without anything to teach")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each of our ways")
+    parser.add_argument("--trl-rounds", type=int, default=1, help="of TRL's, which take minutes each; 0 leaves it out")
     parser.add_argument("--out")
     parser.add_argument("--only", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if args.only:
-        run, rounds = (ours, args.rounds) if args.only == "ours" else (trl, args.trl_rounds)
-        print(json.dumps(run(args.model, args.prompts, rounds)))
+    if args.only == "ours":
+        print(json.dumps(ours(args.model, args.prompts, args.unmixed, args.rounds)))
         return
-    passed = ["--model", args.model, "--prompts", str(args.prompts)]
-    passed += ["--rounds", str(args.rounds), "--trl-rounds", str(args.trl_rounds)]
-    names = ("ours",) if args.ours else ("ours", "trl")
+    if args.only == "trl":
+        print(json.dumps(trl(args.model, args.prompts, args.trl_rounds)))
+        return
+    given = {name: value for name, value in vars(args).items() if name not in ("out", "only")}
+    passed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    names = ("ours", "trl") if args.trl_rounds else ("ours",)
     found = {name: in_fresh_process(__file__, *passed, "--only", name) for name in names}
-    peak = peak_of_products()
-    found["ours"]["share_of_peak"] = found["ours"]["operations_per_second"] / peak
-    rows = [
-        {
-            "": name,
-            **{phase: f"{each['seconds'].get(phase, float('nan')):.2f}" for phase in (*PHASES, "step")},
-            "peak (GB)": f"{each['peak_bytes'] / 1e9:.2f}",
-        }
-        for name, each in found.items()
-    ]
-    show(f"seconds of a step, {args.prompts} prompts of 8 responses", rows)
-    result = {"benchmark": "real", "prompts": args.prompts, "peak_operations_per_second": peak, "results": found}
+    show(f"a step of SmolLM2-135M, {args.prompts} prompts of 8 responses, {args.unmixed:.0%} unmixed", rows_of(found))
+    result = {"benchmark": "real", "prompts": args.prompts, "unmixed": args.unmixed, "results": found}
     if "trl" in found:
-        result["times_as_fast"] = found["trl"]["seconds"]["step"] / found["ours"]["seconds"]["step"]
+        result["times_as_fast"] = {
+            name: found["trl"]["step"] / way["step"] for name, way in found["ours"]["ways"].items()
+        }
         result["times_the_memory"] = found["ours"]["peak_bytes"] / found["trl"]["peak_bytes"]
-        print(f"{result['times_as_fast']:.1f} times as fast, {result['times_the_memory']:.2f} of the memory")
-    print(f"{100 * found['ours']['share_of_peak']:.0f} % of the {peak / 1e9:.0f} GFLOP/s of a matrix product")
+        print(f"{result['times_as_fast']} times as fast, {result['times_the_memory']:.2f} of the memory")
     write(args.out, result)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,9 +63,7 @@ class Workload:
     @property
     def equal(self) -> NDArray[np.bool_]:
         """Which responses get the reward of all others to their prompt: those of every so many prompts, [R]."""
-        group = np.arange(self.prompts)
-        chosen = np.floor((group + 1) * self.unmixed) > np.floor(group * self.unmixed)
-        return np.repeat(chosen, self.responses)
+        return np.repeat(spread_out(self.prompts, self.unmixed), self.responses)
 
     def questions(self) -> list[str]:
         """Texts of ``prompt`` tokens: the tokenizer reads bytes."""
@@ -137,8 +135,40 @@ class _Shown(Surrogate):
         return np.full(len(found), found.any())
 
 
+def spread_out(count: int, share: float) -> NDArray[np.bool_]:
+    """A share of so many places, evenly spread over them, [count]."""
+    place = np.arange(count)
+    return np.asarray(np.floor((place + 1) * share) > np.floor(place * share))
+
+
+def timed_step(
+    updater: Updater,
+    worker: RolloutWorker,
+    problems: Sequence[Problem],
+    number: int,
+    rewarded: Callable[[RolloutBatch], RolloutBatch],
+) -> tuple[dict[str, float], RolloutBatch, Credit]:
+    """A step as the trainer takes it, records and checkpoints left out: seconds of its phases, its batch and credit.
+
+    ``rewarded`` gives the batch the rewards of the measurement.
+    """
+    clock = Clock()
+    with clock.phase("rollout"):
+        seed = derive(0, number, "rollout")
+        waiting = roll(worker, problems, updater.recipe.rollout, seed, proxy=updater.drawn_proxy)
+    with clock.phase("reward"):
+        batch = rewarded(waiting.result())
+    with clock.phase("score"):
+        scored = updater.score(batch)
+    with clock.phase("credit"):
+        credit = updater.credit(batch, scored, number)
+    with clock.phase("update"):
+        updater.update(batch, credit, number)
+    return {phase: clock.seconds[phase] for phase in PHASES}, batch, credit
+
+
 class Steps:
-    """Training steps on a workload, one a call, as the trainer takes them; records and checkpoints left out."""
+    """Training steps on a workload, one a call, see :func:`timed_step`."""
 
     def __init__(self, workload: Workload, worker: RolloutWorker, updater: Updater) -> None:
         self.learner = updater.learner
@@ -150,20 +180,12 @@ class Steps:
 
     def __call__(self) -> None:
         """One step."""
-        number, clock, updater, lengths = len(self.seconds), Clock(), self._updater, self._workload.lengths
-        with clock.phase("rollout"), scheduled_rollout(lengths):
-            seed, proxy = derive(0, number, "rollout"), updater.drawn_proxy
-            waiting = roll(self._worker, self._problems, updater.recipe.rollout, seed, proxy=proxy)
-        with clock.phase("reward"):
-            batch = self._rewarded(waiting.result())
-        with clock.phase("score"):
-            scored = updater.score(batch)
-        with clock.phase("credit"):
-            credit = updater.credit(batch, scored, number)
-        with clock.phase("update"):
-            updater.update(batch, credit, number)
-        assert np.array_equal(batch.sequences.lengths, lengths)
-        self.seconds.append({phase: clock.seconds[phase] for phase in PHASES})
+        with scheduled_rollout(self._workload.lengths):
+            seconds, batch, _ = timed_step(
+                self._updater, self._worker, self._problems, len(self.seconds), self._rewarded
+            )
+        assert np.array_equal(batch.sequences.lengths, self._workload.lengths)
+        self.seconds.append(seconds)
 
     def _rewarded(self, batch: RolloutBatch) -> RolloutBatch:
         verdicts = zip(batch.verdicts, self._workload.equal, strict=True)
