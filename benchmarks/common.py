@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from backends.process import peak_resident as peak_memory
 
-__all__ = ["in_fresh_process", "interleaved", "machine", "median_ratio", "peak_memory", "show", "write"]
+__all__ = ["device_peak", "in_fresh_process", "interleaved", "machine", "median_ratio", "peak_memory", "show", "write"]
 
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "trl")
 
@@ -31,6 +32,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        **_gpu(),
         "load": round(os.getloadavg()[0], 2),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "python": platform.python_version(),
@@ -89,6 +91,24 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def device_peak(backend: str) -> int:
+    """The most bytes so far: on CUDA those that torch allocated there, else those of this process."""
+    if backend != "cuda":
+        return peak_memory()
+    import torch
+
+    return torch.cuda.max_memory_allocated()
+
+
+def _gpu() -> dict[str, str]:
+    """The NVIDIA GPU and its driver; nothing where there is none."""
+    if not shutil.which("nvidia-smi"):
+        return {}
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    asked = subprocess.run(query, capture_output=True, text=True, check=False)
+    return {"gpu": asked.stdout.strip().replace("\n", "; ")} if asked.returncode == 0 else {}
 
 
 def _version(name: str) -> str | None:

@@ -14,7 +14,7 @@ step.py, its loss is that of grpo. Peak memory is that of either process.
 
 ``of peak`` is the arithmetic of scoring's forward (of updating, three times that) by its time: 2 operations for each
 weight and token, a prompt once for all its responses, attention left out. The peak is the best of a few products of
-matrices in float32 on the same threads.
+matrices in the type of the compute, on the same threads or the GPU. There memory is what torch allocated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import in_fresh_process, median_ratio, peak_memory, show, write
+from common import device_peak, in_fresh_process, median_ratio, show, write
 from workload import PHASES, EveryResponse, Workload, spread_out, timed_step
 
 from backends import registry
@@ -53,10 +53,13 @@ WAYS: dict[str, tuple[type[Updater], str]] = {
 }
 
 
-def recipe_of(model: str, prompts: int, score: str = "fresh") -> Recipe:
+def recipe_of(args: argparse.Namespace, score: str = "fresh") -> Recipe:
     """The recipe's step with so many prompts."""
-    changes = ("rollout.stop=[]", f"rollout.prompts={prompts}", f"rollout.max_tokens={LENGTH}", f"update.score={score}")
-    return load_recipe(RECIPE, [f"model.path={model}", *changes])
+    rollout = ("rollout.stop=[]", f"rollout.prompts={args.prompts}", f"rollout.max_tokens={LENGTH}")
+    batch = f"rollout.batch={8 * args.prompts}"
+    model = (f"model.path={args.model}", f"model.dtype={args.dtype}")
+    tokens = f"update.micro_batch_tokens={args.micro_batch_tokens}"
+    return load_recipe(RECIPE, [*model, *rollout, batch, tokens, f"update.score={score}"])
 
 
 @dataclass
@@ -89,36 +92,41 @@ class Way:
         return replace(batch, verdicts=tuple(replace(v, reward=float(reward)) for v, reward in verdicts))
 
 
-def ours(model: str, prompts: int, unmixed: float, rounds: int) -> dict[str, Any]:
+def ours(args: argparse.Namespace) -> dict[str, Any]:
     """Median seconds of each way's phases, a step before the first left out, and the most memory."""
-    tokenizer = Tokenizer.load(model)
+    tokenizer = Tokenizer.load(args.model)
     tokenizer.eos_ids = ()  # nothing ends a response but the limit
-    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    recipe = recipe_of(model, prompts)
+    config = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))
+    recipe = recipe_of(args)
     with make_grader(recipe) as grader:
-        engine = registry.create("cpu", backend_settings(recipe))
+        engine = registry.create(args.backend, backend_settings(recipe))
         worker = RolloutWorker(engine, tokenizer, grader, "two_shot")
         head = engine.vocabulary * config["hidden_size"]
         ways = {
-            name: Way(kind(recipe_of(model, prompts, score), engine), worker, unmixed, head)
+            name: Way(kind(recipe_of(args, score), engine), worker, args.unmixed, head)
             for name, (kind, score) in WAYS.items()
         }
         replace(ways["fresh"], seconds=[], operations=[]).step(0)  # allocates gradient and moments
-        for number in range(1, rounds + 1):
+        for number in range(1, args.rounds + 1):
             for way in ways.values():
                 way.step(number)
         threads = engine.threads
         engine.close()
-    top = peak_of_products()
+    top = peak_of_products(args.backend, args.dtype)
     wholes = {name: [sum(row.values()) for row in way.seconds] for name, way in ways.items()}
     found = {name: _numbers(way, wholes, wholes[name], top) for name, way in ways.items()}
-    return {"ways": found, "threads": threads, "peak_operations_per_second": top, "peak_bytes": peak_memory()}
+    return {
+        "ways": found,
+        "threads": threads,
+        "peak_operations_per_second": top,
+        "peak_bytes": device_peak(args.backend),
+    }
 
 
 def _numbers(way: Way, wholes: dict[str, list[float]], own: list[float], top: float) -> dict[str, Any]:
     seconds = {phase: statistics.median(row[phase] for row in way.seconds) for phase in PHASES}
     operations = statistics.median(way.operations)
-    scored = seconds["score"] > 0.1  # as drawn there is nothing to score
+    scored = way.updater.recipe.update.score == "fresh"
     return {
         "seconds": seconds,
         "step": statistics.median(own),
@@ -129,16 +137,18 @@ def _numbers(way: Way, wholes: dict[str, list[float]], own: list[float], top: fl
     }
 
 
-def trl(model: str, prompts: int, rounds: int) -> dict[str, Any]:
+def trl(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds of TRL's steps and its most memory."""
     from datasets import Dataset
     from step import trl_settings
     from transformers import TrainerCallback
     from trl import GRPOTrainer
 
-    recipe, tokenizer = recipe_of(model, prompts), Tokenizer.load(model)
+    recipe, tokenizer = recipe_of(args), Tokenizer.load(args.model)
+    prompts, rounds = args.prompts, args.trl_rounds
     responses, updates = recipe.rollout.responses, recipe.update.mini_batches
-    workload = Workload(49152, prompts=prompts, responses=responses, response=LENGTH, mini_batches=updates)
+    sizes = {"prompts": prompts, "responses": responses, "response": LENGTH, "mini_batches": updates}
+    workload = Workload(49152, **sizes, backend=args.backend, dtype=args.dtype)
     texts = [render("two_shot", each.question, tokenizer) for each in word_problems.problems(prompts, 1)]
     taken: list[float] = []
 
@@ -158,27 +168,31 @@ def trl(model: str, prompts: int, rounds: int) -> dict[str, Any]:
 
     with TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
-            model,
+            args.model,
             alternating,
             args=trl_settings(workload, Path(scratch), rounds),
             train_dataset=Dataset.from_list([{"prompt": text} for text in texts * rounds]),
             callbacks=[Clocked()],
         )
         trainer.train()
-    return {"step": statistics.median(taken), "rounds": taken, "peak_bytes": peak_memory()}
+    warm = taken[1:] or taken
+    return {"step": statistics.median(warm), "rounds": warm, "peak_bytes": device_peak(args.backend)}
 
 
-def peak_of_products() -> float:
+def peak_of_products(device: str, dtype: str) -> float:
     """Floating-point operations a second of the best of a few matrix products."""
     import torch
 
     rows, inner, columns = PRODUCT
-    first, second = torch.randn(rows, inner), torch.randn(inner, columns)
-    best = float("inf")
+    options: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype)}
+    first, second = torch.randn(rows, inner, **options), torch.randn(inner, columns, **options)
+    best, repeats = float("inf"), 100 if device == "cuda" else 1
     for _ in range(20):
         start = time.perf_counter()
-        first @ second
-        best = min(best, time.perf_counter() - start)
+        for _ in range(repeats):
+            product = first @ second
+        product[0, 0].item()  # waits for the device
+        best = min(best, (time.perf_counter() - start) / repeats)
     return 2 * rows * inner * columns / best
 
 
@@ -187,8 +201,8 @@ def rows_of(found: dict[str, Any]) -> list[dict[str, str]]:
     rows = [
         {
             "": name,
-            **{phase: f"{way['seconds'][phase]:.1f}" for phase in PHASES},
-            "step (s)": f"{way['step']:.1f}",
+            **{phase: f"{way['seconds'][phase]:.2f}" for phase in PHASES},
+            "step (s)": f"{way['step']:.2f}",
             "faster": f"{way['faster']:.2f}×",
             "of peak": ", ".join(f"{what} {share:.0%}" for what, share in way["of_peak"].items()),
             "peak (GB)": f"{found['ours']['peak_bytes'] / 1e9:.1f}",
@@ -198,7 +212,7 @@ def rows_of(found: dict[str, Any]) -> list[dict[str, str]]:
     if "trl" in found:
         blank = dict.fromkeys((*PHASES, "faster", "of peak"), "")
         step, peak = found["trl"]["step"], found["trl"]["peak_bytes"]
-        rows.append({**rows[0], **blank, "": "TRL", "step (s)": f"{step:.1f}", "peak (GB)": f"{peak / 1e9:.1f}"})
+        rows.append({**rows[0], **blank, "": "TRL", "step (s)": f"{step:.2f}", "peak (GB)": f"{peak / 1e9:.1f}"})
     return rows
 
 
@@ -210,15 +224,18 @@ def main() -> None:
     parser.add_argument("--unmixed", type=float, default=0.0, help="share of prompts without anything to teach")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each of our ways")
     parser.add_argument("--trl-rounds", type=int, default=1, help="of TRL's, which take minutes each; 0 leaves it out")
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="more for a GPU")
     parser.add_argument("--out")
     parser.add_argument("--only", choices=("ours", "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if args.only == "ours":
-        print(json.dumps(ours(args.model, args.prompts, args.unmixed, args.rounds)))
+        print(json.dumps(ours(args)))
         return
     if args.only == "trl":
-        print(json.dumps(trl(args.model, args.prompts, args.trl_rounds)))
+        print(json.dumps(trl(args)))
         return
     given = {name: value for name, value in vars(args).items() if name not in ("out", "only")}
     passed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]

@@ -7,11 +7,11 @@
     python benchmarks/step.py --spread 1 --prompt 64 --response 64 --out benchmarks/results/step_shared.json
     python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
 
-Both train the same random Qwen3 (float32, on the CPU, in one process with the same threads) on the
-same prompts with the same reward, and responses of the same lengths: spread over a factor of 8, or
-all equal (``--spread 1``), where nothing is lost to padding; this project
-computes a prompt once for all its responses, which matters where it is long. ``--unmixed`` is the share of prompts
-whose responses all get one reward. A step is a batch of rollouts and
+Both train the same random Qwen3 on the same prompts with the same reward, and responses of the same lengths: spread
+over a factor of 8, or all equal (``--spread 1``), where nothing is lost to padding; this project computes a prompt
+once for all its responses, which matters where it is long. All is float32, on the CPU, in one process with the same
+threads; ``--backend cuda`` and ``--dtype bfloat16`` choose otherwise, and memory is then that of the GPU.
+``--unmixed`` is the share of prompts whose responses all get one reward. A step is a batch of rollouts and
 ``mini_batches`` updates on it. What TRL was set to, so that both do the same work:
 
 - ``steps_per_generation`` updates for each generation, each on one whole batch of the device
@@ -42,7 +42,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import in_fresh_process, median_ratio, peak_memory, show, write
+from common import device_peak, in_fresh_process, median_ratio, show, write
 from lengths import scheduled_generate
 from reward import reward
 from workload import PHASES, EveryResponse, Workload, steps
@@ -118,8 +118,8 @@ def trl_settings(workload: Workload, model: Path, rounds: int) -> Any:
 
     return GRPOConfig(
         output_dir=str(model / "trl"),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=workload.backend == "cpu",
+        bf16=workload.dtype == "bfloat16",
         max_steps=rounds * workload.mini_batches,
         per_device_train_batch_size=workload.prompts * workload.responses // workload.mini_batches,
         steps_per_generation=workload.mini_batches,
@@ -190,7 +190,7 @@ def memory(name: str, workload: Workload) -> dict[str, int]:
             with steps(workload, model, **WAYS[name]) as step:
                 step()
                 step()
-    return {"imports": before, "peak": peak_memory()}
+    return {"imports": before, "peak": device_peak(workload.backend)}
 
 
 def resident() -> int:

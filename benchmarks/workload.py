@@ -49,6 +49,8 @@ class Workload:
     learning_rate: float = 1e-6
     weight_decay: float = 0.1
     unmixed: float = 0.0  # share of prompts whose responses all get one reward
+    backend: str = "cpu"
+    dtype: str = "float32"  # of the compute; weights are float32
 
     @property
     def lengths(self) -> Ids:
@@ -91,7 +93,7 @@ class Workload:
         """The recipe of such a step."""
         return Recipe.model_validate(
             {
-                "model": {"path": str(model)},
+                "model": {"path": str(model), "dtype": self.dtype},
                 "rollout": {"prompts": self.prompts, "responses": self.responses, "max_tokens": self.response},
                 "reward": {"kind": "custom", "custom_file": str(Path(__file__).with_name("reward.py")), "workers": 1},
                 "method": {"preset": preset},
@@ -197,7 +199,7 @@ def steps(
     workload: Workload,
     model: Path,
     preset: str,
-    backend_name: str = "cpu",
+    backend_name: str | None = None,
     score: str = "fresh",
     updates: type[Updater] = Updater,
 ) -> Iterator[Steps]:
@@ -206,7 +208,7 @@ def steps(
     tokenizer = Tokenizer.load(str(model))
     tokenizer.eos_ids = (workload.stop,)
     with make_grader(recipe) as grader:
-        engine = registry.create(backend_name, backend_settings(recipe))
+        engine = registry.create(backend_name or workload.backend, backend_settings(recipe))
         try:
             yield Steps(workload, RolloutWorker(engine, tokenizer, grader, "plain"), updates(recipe, engine))
         finally:

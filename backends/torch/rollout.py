@@ -226,7 +226,8 @@ class Rollout:
         """Which responses end with the token they were given ``last``."""
         ended: Bools = np.isin(last, self._sampling.stop_ids)
         if (stop := self._sampling.stop) is not None:
-            ended |= [stop.completed_by(self._tokens[row, : self._drawn[row]]) for row in rows]
+            texts = [stop.completed_by(self._tokens[row, : self._drawn[row]]) for row in rows]
+            ended |= np.array(texts, dtype=bool)  # of none, numpy would make numbers
         return ended
 
     def _release(self, finished: Bools, last: Tensor) -> Tensor:

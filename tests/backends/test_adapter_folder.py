@@ -23,6 +23,8 @@ import mlx.core as mx
 from mlx_lm import fuse
 from mlx_lm.utils import load_adapters, load_model
 
+from tests.device import DEVICE
+
 VOCAB = 40
 # Not all targets in all layers, and ranks unlike any width: a missing transpose or factor shows.
 LORA = {
@@ -48,7 +50,7 @@ def logprobs(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 @pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
 @pytest.mark.parametrize("lora", LORA.values(), ids=LORA)
-@pytest.mark.parametrize("name", ["cpu", "mlx"])
+@pytest.mark.parametrize("name", [DEVICE, "mlx"])
 def test_both_libraries_open_what_either_backend_writes(name: str, lora: LoraSettings, tmp_path: Path) -> None:
     write_qwen3(tmp_path / "base", vocab_size=VOCAB, hidden=32, layers=3, head_dim=8, intermediate=64, scale=0.2)
     engine = registry.create(name, BackendSettings(str(tmp_path / "base"), lora=lora))
@@ -79,7 +81,7 @@ def test_both_libraries_open_what_either_backend_writes(name: str, lora: LoraSet
     np.testing.assert_allclose(logprobs(found), trained, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cpu", "mlx"])
+@pytest.mark.parametrize("name", [DEVICE, "mlx"])
 @pytest.mark.parametrize("layers", [0, 3])
 def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> None:
     write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, layers=2, head_dim=8, intermediate=64)
@@ -89,7 +91,7 @@ def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
 @pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("name", ["cpu", "mlx"])
+@pytest.mark.parametrize("name", [DEVICE, "mlx"])
 def test_mlx_lm_fuses_them(name: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_model(tmp_path / "base", tie=False)
     settings = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"), dora=dora)
@@ -105,5 +107,5 @@ def test_mlx_lm_fuses_them(name: str, dora: bool, tmp_path: Path, monkeypatch: p
     options = {"--model": base, "--adapter-path": tmp_path / "model" / "adapter", "--save-path": tmp_path / "fused"}
     monkeypatch.setattr(sys, "argv", ["fuse", *(str(part) for pair in options.items() for part in pair)])
     fuse.main()
-    opened = registry.create("cpu", BackendSettings(str(tmp_path / "fused")))
+    opened = registry.create(DEVICE, BackendSettings(str(tmp_path / "fused")))
     np.testing.assert_allclose(opened.score(sequences).logprobs, trained, rtol=0, atol=1e-5)

@@ -27,12 +27,13 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from backends.mlx.adapters import _Scaled
 from backends.mlx.backend import MlxEngine
+from tests.device import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 
 VOCAB = 40
 LORA = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "k_proj", "down_proj"), dora=True)
-BACKENDS = ["cpu", "mlx"]
+BACKENDS = [DEVICE, "mlx"]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def test_a_merged_model_has_its_biases(name: str, base: Path, adapter: Path, tmp
     engine.accumulate(response(), Linear(response().starts, np.ones(10)))
     engine.step(0.02)
     engine.export(tmp_path)
-    alone = registry.create("cpu", BackendSettings(str(tmp_path))).score(response()).logprobs
+    alone = registry.create(DEVICE, BackendSettings(str(tmp_path))).score(response()).logprobs
     np.testing.assert_allclose(alone, engine.score(response()).logprobs, rtol=0, atol=1e-5)
 
 
@@ -163,7 +164,7 @@ def test_products_in_bfloat16(four_bits: bool, base: Path, adapter: Path, tmp_pa
     gaps = {}
     for kind, changed in {"DoRA": lora, "LoRA": replace(LORA, dora=False)}.items():
         scores = [
-            registry.create("cpu", BackendSettings(str(base), dtype=dtype, lora=changed, load_in_4bit=four_bits))
+            registry.create(DEVICE, BackendSettings(str(base), dtype=dtype, lora=changed, load_in_4bit=four_bits))
             .score(response())
             .logprobs
             for dtype in ("float32", "bfloat16")
@@ -174,10 +175,10 @@ def test_products_in_bfloat16(four_bits: bool, base: Path, adapter: Path, tmp_pa
 
 def test_an_engine_that_draws_gets_the_whole_model(base: Path, adapter: Path, tmp_path: Path) -> None:
     """vLLM knows no magnitudes."""
-    engine = registry.create("cpu", BackendSettings(str(base), lora=replace(LORA, adapter=str(adapter))))
+    engine = registry.create(DEVICE, BackendSettings(str(base), lora=replace(LORA, adapter=str(adapter))))
     published = engine.publish(tmp_path)
     assert published.folder is not None
-    alone = registry.create("cpu", BackendSettings(str(published.folder))).score(response()).logprobs
+    alone = registry.create(DEVICE, BackendSettings(str(published.folder))).score(response()).logprobs
     np.testing.assert_allclose(alone, engine.score(response()).logprobs, rtol=0, atol=1e-5)
 
 

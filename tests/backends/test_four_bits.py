@@ -36,6 +36,8 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 import mlx.core as mx
 from mlx_lm.utils import dequantize_model, load_adapters, load_model, quantize_model, save_config, save_model
 
+from tests.device import DEVICE
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),  # PEFT's own
     pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning"),  # mlx-lm's
@@ -68,7 +70,7 @@ def logprobs(model: Any) -> np.ndarray:
     ids = np.concatenate([response().prompts[0], response().tokens])
     if isinstance(model, torch.nn.Module):
         with torch.no_grad():
-            logits = model(torch.from_numpy(ids)[None]).logits[0].double().numpy()
+            logits = model(torch.from_numpy(ids)[None].to(model.device)).logits[0].double().cpu().numpy()
     else:
         logits = np.array(model(mx.array(ids[None]))[0].astype(mx.float32)).astype(np.float64)
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -103,9 +105,9 @@ def dequantised(engine: Engine, base: Path, out: Path) -> Path:
 @pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
 def test_every_number_is_that_of_the_dequantised_base(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
     """Scores, features, gradient and drawing of an engine that was given the same numbers in float32."""
-    packed = make("cpu", folder, lora=lora)
-    plain = make("cpu", dequantised(packed, folder, tmp_path / "plain"), load_in_4bit=False, lora=lora)
-    whole = make("cpu", folder, load_in_4bit=False, lora=lora)
+    packed = make(DEVICE, folder, lora=lora)
+    plain = make(DEVICE, dequantised(packed, folder, tmp_path / "plain"), load_in_4bit=False, lora=lora)
+    whole = make(DEVICE, folder, load_in_4bit=False, lora=lora)
     assert packed.parameters == plain.parameters
     assert packed.trainable == plain.trainable
     for engine in (packed, plain):
@@ -128,14 +130,14 @@ def test_every_number_is_that_of_the_dequantised_base(lora: LoraSettings, folder
 @pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
 def test_adapters_of_torch_open_everywhere(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
     """In PEFT on the same 4 bits, in mlx-lm and PEFT on what they mean, and the merged model by itself."""
-    engine = make("cpu", folder, lora=lora)
+    engine = make(DEVICE, folder, lora=lora)
     trained = train(engine)
     engine.export(tmp_path / "model")
     adapter = str(tmp_path / "model" / "adapter")
     plain = dequantised(engine, folder, tmp_path / "plain")
     packing = four_bits.settings(torch.float32)
     base = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=packing, device_map={"": "cpu"}
+        folder, dtype=torch.float32, quantization_config=packing, device_map={"": DEVICE}
     )
     packed = PeftModel.from_pretrained(base, adapter)
     four_bits.keep_differentiable(packed)  # the kernel for inference on some processors computes in bfloat16
@@ -185,7 +187,7 @@ class Two(Solo):
 def test_several_processes_are_refused(folder: Path) -> None:
     settings = BackendSettings(str(folder), lora=LORA, load_in_4bit=True)
     with pytest.raises(BackendError, match=r"load_in_4bit.*set parallel\.processes = 1"):
-        registry.create("cpu", settings, Two())
+        registry.create(DEVICE, settings, Two())
 
 
 def test_without_adapters_or_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,4 +196,4 @@ def test_without_adapters_or_the_library(folder: Path, monkeypatch: pytest.Monke
             make(name, folder, lora=None)
     monkeypatch.setattr("backends.torch.four_bits.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"needs bitsandbytes.*pip install 'delta-rlvr\[quantised\]'"):
-        make("cpu", folder)
+        make(DEVICE, folder)

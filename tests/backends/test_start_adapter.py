@@ -27,11 +27,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model
 
+from tests.device import DEVICE
+
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 
 VOCAB, RANK, SCALE = 40, 3, 1.5
 TARGETS = ("q_proj", "down_proj")
-BACKENDS = ["cpu", "mlx"]
+BACKENDS = [DEVICE, "mlx"]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +153,7 @@ def test_adapters_of_other_types(
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     stored = {name: weight.to(dtype) for name, weight in load_file(file).items()}
     save_file(stored, file)
-    engine = start("cpu", base, tmp_path / "adapter", dora=dora)
+    engine = start(DEVICE, base, tmp_path / "adapter", dora=dora)
     engine.save(tmp_path)
     found = load_file(tmp_path / "weights.safetensors")
     for name, weight in stored.items():
@@ -161,7 +163,7 @@ def test_adapters_of_other_types(
 
 def test_alpha_over_the_root_of_the_rank(dora: bool, base: Path, of_peft: tuple[Path, Any], tmp_path: Path) -> None:
     adapter = edited(of_peft[0], tmp_path, use_rslora=True, lora_alpha=SCALE * RANK**0.5)
-    engine = start("cpu", base, adapter, dora=dora)
+    engine = start(DEVICE, base, adapter, dora=dora)
     np.testing.assert_allclose(engine.score(response()).logprobs, of_peft[1], rtol=0, atol=1e-5)
 
 
@@ -251,7 +253,7 @@ def test_magnitudes_of_another_shape(
     name = A.replace("lora_A.weight", "lora_magnitude_vector")
     broken(adapter, lambda weights: weights.update({name: change(weights[name]).contiguous()}))
     with pytest.raises(BackendError, match=why):
-        start("cpu", base, adapter, dora=True)
+        start(DEVICE, base, adapter, dora=True)
 
 
 def test_names_that_are_no_adapters(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +264,7 @@ def test_names_that_are_no_adapters(base: Path, tmp_path: Path, monkeypatch: pyt
         ("nobody/nothing", "cannot be had from the hub"),
     ):
         with pytest.raises(BackendError, match=why):
-            start("cpu", base, name)
+            start(DEVICE, base, name)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -10,6 +10,7 @@ from torch import Tensor
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch.attention import Layout, packed_attention
+from tests.device import DEVICE
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 GROUPS = [(5, [9, 2, 7, 1, 3]), (1, [4]), (7, [1, 1]), (3, [12, 11, 10, 2])]  # prompt, responses; in tokens
@@ -48,18 +49,18 @@ def test_outputs_and_gradients(window: int | None) -> None:
         sees &= positions[:, None] - positions < window
     torch.manual_seed(0)
     shapes = [(1, heads, len(batch.ids), SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
-    states = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    weight = torch.randn(1, len(batch.ids), HEADS, SIZE, dtype=torch.float64)
+    states = [torch.randn(shape, dtype=torch.float64, device=DEVICE) for shape in shapes]
+    weight = torch.randn(1, len(batch.ids), HEADS, SIZE, dtype=torch.float64, device=DEVICE)
 
     exact = [tensor.clone().requires_grad_() for tensor in states]
     query, key, value = exact
     key, value = (tensor.repeat_interleave(HEADS // KEY_HEADS, dim=1) for tensor in (key, value))
-    scores = (query @ key.mT / 3).masked_fill(~sees, -torch.inf)
+    scores = (query @ key.mT / 3).masked_fill(~sees.to(DEVICE), -torch.inf)
     expected = (scores.softmax(-1) @ value).transpose(1, 2)
     (expected * weight).sum().backward()
 
     found_states = [tensor.float().requires_grad_() for tensor in states]
-    layout = Layout.of(batch, (0, window or 0), torch.device("cpu"))
+    layout = Layout.of(batch, (0, window or 0), torch.device(DEVICE))
     module = torch.nn.Module()
     module.layer_idx = 1
     found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, layout=layout)
@@ -72,7 +73,7 @@ def test_outputs_and_gradients(window: int | None) -> None:
 
 def test_blocks_waste_less_than_half_on_padding() -> None:
     batch, _ = packed()
-    layout = Layout.of(batch, (0,), torch.device("cpu"))
+    layout = Layout.of(batch, (0,), torch.device(DEVICE))
     queries = sum(block.rows * block.width for block in layout.blocks)
     assert len(batch.ids) < queries < 2 * len(batch.ids)
     assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backends.interface import Proxy, Sampling
 from backends.torch.head import Head
 from backends.torch.sampling import choose, truncate
+from tests.device import DEVICE
 
 TOKENS, SIZE, VOCAB = 13, 6, 29
 
@@ -21,12 +22,13 @@ def case() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     coefficients = torch.randn(TOKENS, generator=generator)
     coefficients[[2, 5, 12]] = 0  # clipped tokens
-    return {
+    made = {
         "hidden": 2 * torch.randn(TOKENS, SIZE, generator=generator),
         "weight": torch.randn(VOCAB, SIZE, generator=generator),
         "targets": torch.randint(VOCAB, (TOKENS,), generator=generator),
         "coefficients": coefficients,
     }
+    return {name: tensor.to(DEVICE) for name, tensor in made.items()}
 
 
 def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
@@ -115,8 +117,8 @@ def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
 
 def test_inverse_of_the_cumulative_distribution() -> None:
     """At the edges of the noise: never a token of probability zero, neither first, last nor in the middle."""
-    weights = torch.tensor([0.0, 3.0, 0.0, 3.0, 0.0]).repeat(4, 1)
-    noise = torch.tensor([0.0, 0.49, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
+    weights = torch.tensor([0.0, 3.0, 0.0, 3.0, 0.0], device=DEVICE).repeat(4, 1)
+    noise = torch.tensor([0.0, 0.49, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64, device=DEVICE)
     assert choose(weights, noise, Sampling(1, ())).tolist() == [1, 1, 3, 3]
 
 
@@ -127,7 +129,7 @@ def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
     weights = (rng.exponential(size=(200, size)) * rng.integers(0, 2, size=(200, size))).astype(np.float32)
     weights[:, size // 2] = 1
     noise = np.concatenate([rng.random(150), np.zeros(25), np.full(25, np.nextafter(1.0, 0.0))])
-    found = choose(torch.from_numpy(weights), torch.from_numpy(noise), Sampling(1, ())).numpy()
+    found = choose(*(torch.from_numpy(array).to(DEVICE) for array in (weights, noise)), Sampling(1, ())).cpu().numpy()
     chosen, below = weights[np.arange(200), found].astype(np.float64), np.arange(size) < found[:, None]
     before, total = (weights * below).sum(1, dtype=np.float64), weights.sum(1, dtype=np.float64)
     assert (chosen > 0).all()
@@ -139,14 +141,14 @@ def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
 
 def test_nucleus() -> None:
     """The likeliest tokens up to top_p, the one that crosses it included, of weights whatever their sum."""
-    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]])
+    probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.97, 0.01, 0.01, 0.01]], device=DEVICE)
     for top_p, kept in ((0.6, [0, 0.4, 0, 0.3]), (0.75, [0, 0.4, 0.2, 0.3])):
         found = truncate(probabilities, Sampling(1, (), top_p=top_p))
         close(found, torch.tensor([kept, [0.97, 0, 0, 0]]))
-    noise = torch.tensor([0.999, 0.999], dtype=torch.float64)
+    noise = torch.tensor([0.999, 0.999], dtype=torch.float64, device=DEVICE)
     assert choose(5 * probabilities, noise, Sampling(1, (), top_p=0.6)).tolist() == [3, 0]
 
 
 def close(found: torch.Tensor, expected: torch.Tensor | None) -> None:
     assert expected is not None
-    np.testing.assert_allclose(found.detach().double(), expected.detach().double(), atol=5e-6, rtol=1e-6)
+    np.testing.assert_allclose(found.detach().double().cpu(), expected.detach().double().cpu(), atol=5e-6, rtol=1e-6)

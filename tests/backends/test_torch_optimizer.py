@@ -19,6 +19,7 @@ from backends.torch.moments import Moments, Piece, layout
 from backends.torch.optimizer import Optimizer
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.sharding import ALONE
+from tests.device import DEVICE
 
 CPU = torch.device("cpu")
 # Longer than a block, than a bucket below and than what keeps float32 moments; not multiples of any; tiny.
@@ -33,14 +34,14 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(seed: int = 0, **settings: object) -> Optimizer:
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+    weights = {name: nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for name, shape in SHAPES.items()}
     return Optimizer(weights, OptimizerSettings(**settings), ALONE)  # type: ignore[arg-type]
 
 
 def gradients(step: int) -> dict[str, Tensor]:
     """Far smaller from the fourth step on, so that scales that ought to fall are seen to."""
     generator, size = torch.Generator().manual_seed(100 + step), 1e-3 if step < 3 else 1e-7
-    return {name: size * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    return {name: size * torch.randn(shape, generator=generator).to(DEVICE) for name, shape in SHAPES.items()}
 
 
 def run(optimizer: Optimizer, steps: range) -> None:
@@ -111,6 +112,7 @@ def test_offload_changes_no_bit(moments: str, tmp_path: Path) -> None:
         assert_equal(optimizer, here)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")
 def test_a_processor_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream's context looks for an accelerator, and fails where that is Apple's."""
     monkeypatch.setattr(torch.cuda, "stream", None)
@@ -138,7 +140,7 @@ def test_files_are_what_safetensors_reads(tmp_path: Path) -> None:
     optimizer.save(tmp_path)
     weights, moments = (load_file(tmp_path / f"{name}.safetensors") for name in ("weights", "moments"))
     for name, weight in optimizer.weights.items():
-        assert torch.equal(weights[name], weight)
+        assert torch.equal(weights[name], weight.cpu())
     assert moments.pop("step") == 2
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in moments.items()}
     assert shapes == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
+from backends.stopping import StopText
 from backends.torch import rollout
 from backends.torch.backend import TorchEngine
+from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
 
@@ -30,11 +33,29 @@ def test_batching_changes_no_response(make: Callable[..., TorchEngine], monkeypa
     assert len(set(np.diff(whole.starts))) > 5, "ragged"
     assert 0 < whole.truncated.sum() < 20
     for slots, budget, every in ((1, 4, 1), (3, 16384, 1), (7, 10, 1), (20, 16384, 5), (6, 16384, 8)):
-        monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
+        monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
         same(
             make(rollout_batch=slots, micro_batch_tokens=budget).rollout(RolloutRequest(tuple(prompts()), SAMPLING)),
             whole,
         )
+
+
+@pytest.mark.parametrize("every", [1, 5, 8])
+def test_stop_strings_that_are_noticed_late(
+    make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """As on a GPU, where several tokens are drawn between two looks: what lies behind the string is left out."""
+    monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
+    plain = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
+    stop = StopText.of(("k", "de"), lambda ids: "".join(chr(97 + token) for token in ids), VOCAB)
+    stopped = make().rollout(RolloutRequest(tuple(prompts()), replace(SAMPLING, stop=stop)))
+    earlier = 0
+    for row in range(20):
+        whole, found = (done.tokens[slice(*done.starts[row : row + 2])].tolist() for done in (plain, stopped))
+        ends = [n for n in range(1, len(whole) + 1) if stop.completed_by(np.array(whole[:n]))]
+        assert found == whole[: min(ends, default=len(whole))]
+        earlier += bool(ends)
+    assert 3 < earlier < 20
 
 
 def same(found: Completions, expected: Completions) -> None:
@@ -58,8 +79,9 @@ def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeyp
     assert prefilled == [0, 1, 2, 3, 4]
 
 
-def test_finished_responses_cost_nothing(make: Callable[..., TorchEngine]) -> None:
+def test_finished_responses_cost_nothing(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder's rows add up to the tokens that a forward had to follow, and it ends with the longest."""
+    monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, 1)
     backend = make()
     rows: list[int] = []
     backend._policy.causal.model.layers[0].register_forward_hook(
@@ -98,7 +120,7 @@ def test_the_cache_grows_no_longer_than_a_response_can(
 
     monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
     make().rollout(RolloutRequest(tuple(prompts()), Sampling(max_tokens=90, stop_ids=(), samples=1)))
-    assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY["cpu"]]
+    assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY[DEVICE]]
 
 
 def test_a_prompts_first_tokens_find_room() -> None:
@@ -172,7 +194,7 @@ def test_features_belong_to_the_tokens_that_stay(
     whole = make().rollout(request)
     assert whole.features is not None
     for every, slots in ((5, 512), (1, 6), (3, 6)):
-        monkeypatch.setitem(rollout.CHECK_EVERY, "cpu", every)
+        monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
         forward, steps = rollout.SlotCache.step, [0]
 
         def failing(cache: rollout.SlotCache, *rest: Any, forward: Any = forward, steps: Any = steps) -> Any:

@@ -124,7 +124,7 @@ def _gradient(engine: Engine) -> dict[str, Floats]:
         return {name: np.array(part) for name, part in engine.optimizer.gradient.items()}
     assert isinstance(engine, TorchEngine)
     weights = engine._optimizer.weights.items()
-    return {name: weight.grad.numpy() for name, weight in weights if weight.grad is not None}
+    return {name: weight.grad.cpu().numpy() for name, weight in weights if weight.grad is not None}
 
 
 def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences, dora: bool) -> None:
@@ -163,7 +163,7 @@ def _exchange(family: Family, folder: Path, sequences: Sequences, trained: Float
 
 
 def _reopened(backend: str, folder: Path, sequences: Sequences) -> Floats:
-    if backend == "cpu":
+    if backend != "mlx":
         with torch.no_grad():
             return expected(transformers.AutoModelForCausalLM.from_pretrained(folder), sequences).numpy()
     engine = registry.create(backend, BackendSettings(str(folder)))

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 def start(processes: int, arguments: list[str]) -> None:
     """Run ``python arguments`` as so many ranks; fails with the output of the first that does not end well."""
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, *arguments]
     started = [
         subprocess.Popen(command, env=env | rank, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
