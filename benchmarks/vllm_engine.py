@@ -62,7 +62,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "vllm": {"kind": "vllm", "ahead": 0},
     "vllm ahead": {"kind": "vllm", "ahead": 1},
 }
-KEYS = {"update.learning_rate": 1e-3, "update.mini_batches": 2}
+KEYS = {"update.mini_batches": 2}
 LEARNING = {"run.steps": 20, "evaluation.every": 20, "evaluation.problems": 250}
 TIMING = {"run.steps": 12, "evaluation.every": "never", "rollout.prompts": 24, "rollout.responses": 16}
 
@@ -181,7 +181,7 @@ def _runs(
             return stack.enter_context(_server(options, base, pinned))
 
         def of(engine: dict[str, Any], seed: int, name: str) -> Any:
-            changes = KEYS | keys | {"model.path": str(base), "run.seed": seed}
+            changes = KEYS | keys | {"model.path": str(base), "run.seed": seed, "update.learning_rate": options.rate}
             changes |= {f"engine.{key}": value for key, value in engine.items()}
             if engine["kind"] == "vllm":
                 changes |= {"engine.url": [url()], "engine.inbox": str(options.keep / "inbox")}
@@ -299,6 +299,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate of the runs")
     parser.add_argument("--out")
     options = parser.parse_args()
     options.keep = options.keep.absolute()

@@ -6,7 +6,8 @@ computed once for all its responses, costs what its tokens cost. Only attention 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +26,31 @@ from backends.interface import Ids
 NAME = "packed_rows"  # of this attention, among those that transformers knows
 
 
+# Starting the kernel takes as long as so many queries × keys in it: responses to several prompts are padded into one
+# call where the device would wait for the host. A processor does not wait.
+CALL_PAIRS = {"cpu": 0, "cuda": 2**20}
+MASKED_PAIRS = 2**25  # at most in one call of padded prompts, whose mask has a number for each
+ALIGNMENT = 8  # keys, to a multiple of which the kernel would otherwise pad a mask in every layer
+
+
 @dataclass(frozen=True)
 class Block:
-    """Sequences of like length that share a prefix: a rectangle of ``rows`` × ``width`` queries.
+    """Sequences of like length: ``rows`` × ``width`` queries of each of some prompts, or those prompts themselves.
 
-    Padding is at the end of each row, where causal attention lets no token see it.
+    Padding is at the end of each row, where causal attention lets no token see it, and at the start of prefixes.
     """
 
     rows: int
     width: int
-    prompt: int | None  # the prefix of responses; None for prompts themselves
+    prompts: tuple[int, ...] = ()  # the prefixes; none for prompts themselves
+    prefix: int = 0  # tokens of the longest of them
+    columns: Tensor | None = None  # [prompts · prefix] their tokens among those of all prompts; None for a single one
+    padding: Tensor | None = None  # [prompts, 1, prefix + width] keys that are padding; None where there are none
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sequences and queries of each."""
+        return self.rows * max(1, len(self.prompts)), self.width
 
 
 @dataclass(frozen=True)
@@ -51,38 +67,98 @@ class Layout:
 
     @classmethod
     def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> Layout:
-        """The blocks of a packed batch: one or more of prompts, one or more of each prompt's responses."""
+        """The blocks of a packed batch: one or more of prompts, one or more of responses."""
         places, end = np.empty(len(batch.ids), dtype=np.int64), 0
         blocks: list[Block] = []
         queries: list[Ids] = []
-        for prompt, starts, lengths in _families(batch):
-            for run in _alike(lengths):
-                width = int(lengths[run][0])
-                columns = np.arange(width)
-                tokens = starts[run, None] + np.minimum(columns, lengths[run, None] - 1)
-                real = columns < lengths[run, None]
+        sizes = np.array([group.prompt for group in batch.groups])
+        starts = np.array([group.start for group in batch.groups])
+        themselves = [[_Run(None, 0, starts[run], sizes[run])] for run in _alike(sizes)]
+        for members in (*themselves, *_merged(_responses(batch), CALL_PAIRS[device.type])):
+            rows, width = max(run.rows for run in members), max(run.width for run in members)
+            columns = np.arange(width)
+            for run in members:
+                padded = np.minimum(np.arange(rows), run.rows - 1)  # its last sequence stands for those it lacks
+                tokens = run.starts[padded, None] + np.minimum(columns, run.lengths[padded, None] - 1)
+                real = (columns < run.lengths[padded, None]) & (np.arange(rows) < run.rows)[:, None]
                 places[tokens[real]] = end + np.flatnonzero(real)
                 end += tokens.size
-                blocks.append(Block(len(run), width, prompt))
                 queries.append(tokens.ravel())
+            blocks.append(_block(members, rows, width, sizes, device))
         prompts = [np.arange(group.start, group.start + group.prompt) for group in batch.groups]
         return cls(
             blocks=tuple(blocks),
             queries=torch.from_numpy(np.concatenate(queries)).to(device),
             places=torch.from_numpy(places).to(device),
             prompts=torch.from_numpy(np.concatenate(prompts)).to(device),
-            prompt_sizes=tuple(group.prompt for group in batch.groups),
+            prompt_sizes=tuple(sizes.tolist()),
             windows=windows,
         )
 
 
-def _families(batch: PackedBatch) -> Iterator[tuple[int | None, Ids, Ids]]:
-    """Sequences that share a prefix: its prompt, where each begins, how many tokens it has."""
-    starts = np.array([group.start for group in batch.groups])
-    yield None, starts, np.array([group.prompt for group in batch.groups])
+@dataclass(frozen=True)
+class _Run:
+    """Sequences of like length, longest first, that share a prefix."""
+
+    prompt: int | None
+    prefix: int  # tokens of it
+    starts: Ids
+    lengths: Ids
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts)
+
+    @property
+    def width(self) -> int:
+        return int(self.lengths[0])
+
+
+def _responses(batch: PackedBatch) -> Iterator[_Run]:
+    """The responses of each prompt in runs."""
     for prompt, group in enumerate(batch.groups):
-        before = np.cumsum(group.responses) - group.responses
-        yield prompt, group.start + group.prompt + before, group.responses
+        starts = group.start + group.prompt + np.cumsum(group.responses) - group.responses
+        for run in _alike(group.responses):
+            yield _Run(prompt, group.prompt, starts[run], group.responses[run])
+
+
+def _merged(runs: Iterable[_Run], call: int) -> Iterator[list[_Run]]:
+    """Runs of several prompts that share a call: while its padding is less than ``call`` queries × keys for each saved.
+
+    One run of a prompt: of a gradient with three terms the order would decide.
+    """
+
+    def pairs(members: list[_Run]) -> int:
+        rows, width = max(run.rows for run in members), max(run.width for run in members)
+        return len(members) * rows * width * (max(run.prefix for run in members) + width)
+
+    members: list[_Run] = []
+    for run in sorted(runs, key=lambda run: (run.width, run.prefix), reverse=True) if call else runs:
+        together = [*members, run]
+        padding = pairs(together) - sum(pairs([one]) for one in together)
+        apart = padding >= call * len(members) or pairs(together) > MASKED_PAIRS
+        if members and (apart or run.prompt in {one.prompt for one in members}):
+            yield members
+            together = [run]
+        members = together
+    if members:
+        yield members
+
+
+def _block(members: list[_Run], rows: int, width: int, sizes: Ids, device: torch.device) -> Block:
+    """The block of runs, one of each of some prompts of which all have ``sizes`` tokens, that share a call."""
+    prompts = tuple(run.prompt for run in members if run.prompt is not None)
+    if len(prompts) < 2:
+        return Block(rows, width, prompts, members[0].prefix)
+    prefix = max(run.prefix for run in members)
+    unlike = min(run.prefix for run in members) < prefix
+    if unlike:
+        prefix += -(prefix + width) % ALIGNMENT
+    own = sizes[list(prompts)]
+    missing = prefix - own[:, None]  # columns of each that are padding, which its first token stands for
+    columns = (np.cumsum(sizes) - sizes)[list(prompts), None] + np.maximum(np.arange(prefix) - missing, 0)
+    padding = torch.from_numpy(np.arange(prefix + width) < missing)[:, None].to(device) if unlike else None
+    return Block(rows, width, prompts, prefix, torch.from_numpy(columns.ravel()).to(device), padding)
 
 
 def _alike(lengths: Ids) -> Iterator[Ids]:
@@ -126,13 +202,17 @@ def packed_attention(
     window = layout.windows[layer or 0]
     # Norms leave queries and keys in float32 under autocast, values come straight from a product.
     states = [state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value)]
-    sizes = [block.rows * block.width for block in layout.blocks]
+    sizes = [math.prod(block.shape) for block in layout.blocks]
     gathered = [state.index_select(0, layout.queries).split(sizes) for state in states]
     # Each prompt once, not once for each block: a gradient summed over copies would depend on their order.
-    prefixes = [state.index_select(0, layout.prompts).split(layout.prompt_sizes) for state in states[1:]]
+    whole = [state.index_select(0, layout.prompts) for state in states[1:]]
+    prefixes = [state.split(layout.prompt_sizes) for state in whole]
     outputs = []
     for block, queries, *own in zip(layout.blocks, *gathered, strict=True):
-        seen = own if block.prompt is None else [prefix[block.prompt] for prefix in prefixes]
+        if block.columns is not None:
+            seen = [state.index_select(0, block.columns) for state in whole]
+        else:
+            seen = [prefix[block.prompts[0]] for prefix in prefixes] if block.prompts else own
         outputs.append(_attend(block, queries, own, seen, scaling, window, softmax))
     return torch.cat(outputs).index_select(0, layout.places)[None], None
 
@@ -177,21 +257,20 @@ def _attend(
     window: int,
     softmax: Softmax,
 ) -> Tensor:
-    """The outputs [rows · width, heads, size] of a block's queries [rows · width, heads, size].
+    """The outputs [queries, heads, size] of a block's queries [queries, heads, size].
 
-    ``own`` are their keys and values, ``prefixes`` those [prefix, heads, size] of the prompt, where there is one.
+    ``own`` are their keys and values, ``prefixes`` those [prompts · prefix, heads, size] of their prompts, if any.
     """
-    shape = block.rows, block.width
-    prefix = 0 if block.prompt is None else len(prefixes[0])
-    query = query.unflatten(0, shape).transpose(1, 2)
-    keys, values = (states.unflatten(0, shape).transpose(1, 2) for states in own)
-    if prefix:
-        shared = [states.transpose(0, 1).expand(block.rows, -1, -1, -1) for states in prefixes]
+    query = query.unflatten(0, block.shape).transpose(1, 2)
+    keys, values = (states.unflatten(0, block.shape).transpose(1, 2) for states in own)
+    if block.prompts:
+        shared = [states.unflatten(0, (-1, 1, block.prefix)).transpose(2, 3) for states in prefixes]
+        shared = [states.expand(-1, block.rows, -1, -1, -1).flatten(0, 1) for states in shared]
         keys, values = (torch.cat(parts, dim=2) for parts in zip(shared, (keys, values), strict=True))
     if not softmax.plain:
-        visible = _visible(block.width, prefix, window, query.device)
+        visible = _seen(block, window, query.device)
         return softmax.attend(query, keys, values, visible, scaling).transpose(1, 2).flatten(0, 1)
-    mask = _mask(block.width, prefix, window, query.device)
+    mask = _mask(block, window, query.device)
     grouped = _takes_fewer_keys(query, keys, values, mask)
     if not grouped:
         keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
@@ -201,15 +280,23 @@ def _attend(
     return found.transpose(1, 2).flatten(0, 1)
 
 
-def _mask(width: int, prefix: int, window: int, device: torch.device) -> Tensor | None:
+def _mask(block: Block, window: int, device: torch.device) -> Tensor | None:
     """Query i sees the keys up to prefix + i, the last ``window`` of them; None is plain causal attention."""
-    if window and prefix + width > window:
-        return _visible(width, prefix, window, device)
-    return causal_lower_right(width, prefix + width) if prefix else None
+    if block.padding is not None or (window and block.prefix + block.width > window):
+        return _seen(block, window, device)
+    return causal_lower_right(block.width, block.prefix + block.width) if block.prefix else None
+
+
+def _seen(block: Block, window: int, device: torch.device) -> Tensor:
+    """The same as truth values, [width, prefix + width]; with padding [sequences, 1, width, prefix + width]."""
+    every = _visible(block.width, block.prefix, window, device)
+    if block.padding is None:
+        return every
+    return (every & ~block.padding).repeat_interleave(block.rows, dim=0)[:, None]
 
 
 def _visible(width: int, prefix: int, window: int, device: torch.device) -> Tensor:
-    """The same as one truth value for each query and key, [width, prefix + width]."""
+    """Which keys each query sees, where none is padding, [width, prefix + width]."""
     every = torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril_(prefix)
     return every.triu_(prefix - window + 1) if window else every
 

@@ -103,6 +103,7 @@ class TorchEngine(LocalEngine):
             return self._draw(request, on_finished)
 
     def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
+        self._free_cache()  # of an update
         rollout = Rollout(
             self._policy,
             request,
@@ -318,8 +319,6 @@ class TorchEngine(LocalEngine):
                 "out of memory while the weights were updated, some of which have moved; go on from the last "
                 'checkpoint with update.offload = true or update.moments = "int8", or train adapters (lora)'
             ) from error
-        finally:
-            self._free_cache()
 
     # ----------------------------------------------------------------------------------- keeping
 
@@ -340,6 +339,7 @@ class TorchEngine(LocalEngine):
         self._collective.barrier()
 
     def _write(self, inbox: Path) -> None:
+        self._free_cache()  # which an engine on the same GPU may be about to need
         lora = self.settings.lora
         if lora is None or lora.dora:  # vLLM takes no adapters with magnitudes
             self.export(inbox)

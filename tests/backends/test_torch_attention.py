@@ -9,6 +9,7 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
+from backends.torch import attention
 from backends.torch.attention import Layout, packed_attention
 from tests.device import DEVICE
 
@@ -40,9 +41,14 @@ def packed() -> tuple[PackedBatch, Tensor]:
     return batch, sees
 
 
+@pytest.mark.parametrize("call", [0, 20, 10**9])
 @pytest.mark.parametrize("window", [None, 4, 6])
-def test_outputs_and_gradients(window: int | None) -> None:
-    """Against a softmax over explicit masks in float64: with grouped heads, ragged lengths and sliding windows."""
+def test_outputs_and_gradients(window: int | None, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a softmax over explicit masks in float64: with grouped heads, ragged lengths and sliding windows.
+
+    A call for each prompt's responses, for some together, for all.
+    """
+    monkeypatch.setitem(attention.CALL_PAIRS, DEVICE, call)
     batch, sees = packed()
     if window:
         positions = torch.from_numpy(batch.positions)
@@ -61,6 +67,7 @@ def test_outputs_and_gradients(window: int | None) -> None:
 
     found_states = [tensor.float().requires_grad_() for tensor in states]
     layout = Layout.of(batch, (0, window or 0), torch.device(DEVICE))
+    assert len(layout.blocks) == {0: 9, 20: 8, 10**9: 6}[call]
     module = torch.nn.Module()
     module.layer_idx = 1
     found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, layout=layout)
@@ -71,7 +78,8 @@ def test_outputs_and_gradients(window: int | None) -> None:
         torch.testing.assert_close(state.grad.double(), reference.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_blocks_waste_less_than_half_on_padding() -> None:
+def test_blocks_waste_less_than_half_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(attention.CALL_PAIRS, DEVICE, 0)
     batch, _ = packed()
     layout = Layout.of(batch, (0,), torch.device(DEVICE))
     queries = sum(block.rows * block.width for block in layout.blocks)
