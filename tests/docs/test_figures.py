@@ -54,6 +54,16 @@ def test_half_the_memory_is_at_most_half() -> None:
     assert own["peak"] - own["imports"] <= 0.5 * (trl["peak"] - trl["imports"])
 
 
+def test_a_step_on_a_gpu_is_as_measured() -> None:
+    said = cited(
+        r"\[([\d.]+) to ([\d.]+) of TRL's time and ([\d.]+) of its memory\]\(benchmarks/results/h100/real\.json\)"
+    )
+    ways, trl = result("h100/real")["results"]["ours"]["ways"], result("h100/real")["results"]["trl"]
+    times = [ways[way]["step"] / trl["step"] for way in ("as drawn", "fresh")]
+    memory = result("h100/real")["results"]["ours"]["peak_bytes"] / trl["peak_bytes"]
+    assert tuple(f"{value:.2f}" for value in (*times, memory)) == said
+
+
 def test_the_share_of_the_credit_is_at_most_what_is_said() -> None:
     (said,) = cited(r"\[at most ([\d.]+) %\]\(benchmarks/results/delta_step_two_threads\.json\)")
     assert 100 * result("delta_step_two_threads")["results"]["credit_share"] <= float(said)
