@@ -54,6 +54,27 @@ def test_half_the_memory_is_at_most_half() -> None:
     assert own["peak"] - own["imports"] <= 0.5 * (trl["peak"] - trl["imports"])
 
 
+def test_what_a_real_language_model_learns_is_as_measured() -> None:
+    before = cited(r"three seeds from (\d+) to (\d+) % of held-out")
+    after = cited(r"\[(\d+) to (\d+) %, after (\d+) to (\d+) minutes\]\(benchmarks/results/real_seeds\.json\)")
+    (memory,) = cited(r"of training, in ([\d.]+) GB")
+    rows = result("real_seeds")["rows"]
+    for said, place in ((before, 0), (after[:2], -1)):
+        found = [100 * row["accuracy"][place]["accuracy"] for row in rows]
+        assert (f"{min(found):.0f}", f"{max(found):.0f}") == said
+    minutes = [row["seconds"] / 60 for row in rows]
+    assert (f"{min(minutes):.0f}", f"{max(minutes):.0f}") == after[2:]
+    assert f"{max(row['peak_bytes'] for row in rows) / 1e9:.1f}" == memory
+
+
+def test_the_study_of_a_real_language_model_is_as_measured() -> None:
+    cell = r"([\d.]+) % \(([\d.]+) to ([\d.]+)\)"
+    said = cited(rf"DelTA, exact proxy.*\n.*\n\| {cell} \| {cell} \| {cell} \|")
+    rows = {row["arm"]: row["accuracy"] for row in result("study_words/study")["rows"]}
+    found = [rows[arm][name] for arm in ("delta", "dapo", "exact_group") for name in ("mean", "low", "high")]
+    assert tuple(f"{100 * value:.1f}" for value in found) == said
+
+
 def test_a_step_on_a_gpu_is_as_measured() -> None:
     said = cited(
         r"\[([\d.]+) to ([\d.]+) of TRL's time and ([\d.]+) of its memory\]\(benchmarks/results/h100/real\.json\)"
