@@ -26,8 +26,8 @@ from backends.interface import Ids
 NAME = "packed_rows"  # of this attention, among those that transformers knows
 
 
-# Starting the kernel takes as long as so many queries × keys in it: responses to several prompts are padded into one
-# call where the device would wait for the host. A processor does not wait.
+# What a call of the kernel is taken to cost, in queries × keys, where the device would wait for the host: estimated
+# from a step on one H100, not tuned. Responses to several prompts are padded into one call. A processor does not wait.
 CALL_PAIRS = {"cpu": 0, "cuda": 2**20}
 MASKED_PAIRS = 2**25  # at most in one call of padded prompts, whose mask has a number for each
 ALIGNMENT = 8  # keys, to a multiple of which the kernel would otherwise pad a mask in every layer

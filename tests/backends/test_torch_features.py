@@ -20,6 +20,7 @@ HIDDEN = 16
 ROW = HIDDEN * 4  # bytes
 STARTS = np.array([0, 3, 4, 13, 18, 23, 25, 32, 36])
 ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 1.0, 0.0, -1.0, 1.0]
+ROUNDING = {"cpu": 1e-5, "cuda": 2e-5}[DEVICE]  # of a sum, in micro-batches of another size
 PROXIES = [Proxy("output_row"), Proxy("hidden_topk", k=3), Proxy("hidden_exact")]
 
 
@@ -203,10 +204,10 @@ def test_out_of_memory_while_features_are_computed_again(
         return hidden(policy, batch)
 
     monkeypatch.setattr(backend, "_hidden", limited)
-    np.testing.assert_allclose(features.weighted_sum(weights), expected, atol=2e-5)
+    np.testing.assert_allclose(features.weighted_sum(weights), expected, atol=ROUNDING)
     assert max(sizes) > limit
     sizes.clear()
-    np.testing.assert_allclose(features.weighted_sum(weights), expected, atol=2e-5)
+    np.testing.assert_allclose(features.weighted_sum(weights), expected, atol=ROUNDING)
     assert max(sizes) <= limit
     limit = 5
     with pytest.raises(BackendError, match="single sequence of 13 tokens"):
