@@ -26,6 +26,11 @@ class PaddedBatch:
     targets: Ids  # [n] the response tokens, flat in the order of rows
 
     @property
+    def lengths(self) -> Ids:
+        """Tokens of each response [B]."""
+        return np.asarray(self.predicts.sum(1), dtype=np.int64)
+
+    @property
     def tokens(self) -> int:
         """What counts against a budget: padding included."""
         return self.ids.size
@@ -180,6 +185,11 @@ class PackedBatch:
     groups: tuple[Group, ...]
 
     @property
+    def lengths(self) -> Ids:
+        """Tokens of each response [B], the last included."""
+        return np.concatenate([group.responses + 1 for group in self.groups])
+
+    @property
     def tokens(self) -> int:
         """What counts against a budget."""
         return len(self.ids)
@@ -249,12 +259,14 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     )
 
 
-def stretches(batch: PackedBatch, most: int, cut: bool = False) -> Iterator[tuple[slice, Ids]]:
+def stretches(
+    batch: PaddedBatch | SharedBatch | PackedBatch, most: int, cut: bool = False
+) -> Iterator[tuple[slice, Ids]]:
     """Whole responses of a batch, at most so many of its tokens at a time, or one response that is longer.
 
     Which tokens in the flat order of ``batch.rows``, and the rows they are of. ``cut``: longer ones in pieces.
     """
-    lengths = np.concatenate([group.responses + 1 for group in batch.groups])
+    lengths = batch.lengths
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):

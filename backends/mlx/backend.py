@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 
-from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_batches
+from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_batches, stretches
 from backends.collective import SOLO
 from backends.engine import LocalEngine
 from backends.interface import (
@@ -33,7 +34,7 @@ from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import Collector, FeatureStore, MlxFeatures
-from backends.mlx.head import Head, chunks, entropy, logprobs, loss_scale, one_ahead, pick, proxies, pullback
+from backends.mlx.head import Head, chunks, entropy, loss_scale, one_ahead, pick, proxies, pullback
 from backends.mlx.layerwise import Layerwise, is_chain
 from backends.mlx.memory import MemoryLimits, exhausted, peak
 from backends.mlx.model import load
@@ -297,17 +298,27 @@ class MlxEngine(LocalEngine):
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         targets, size = mx.array(batch.targets), self.settings.head_chunk_tokens
-        loss, gradient, scale = 0.0, {}, 1.0
+        most = sys.maxsize if getattr(objective, "together", False) else size
+        loss, scale = 0.0, 1.0
+
+        def add_to_head(gradient: mx.array) -> None:
+            self.optimizer.add({head.name: gradient})
+
+        add = add_to_head if head.name in self.optimizer.weights else None
 
         def at_head(hidden: mx.array) -> mx.array:
             nonlocal loss, scale
-            known = mx.array(np.array(hidden)).astype(self.dtype)
-            loss, dlogp = objective(logprobs(head, known, targets, temperature, size), batch.rows)
-            slope = mx.array(dlogp.astype(np.float32))
-            whole = head.name in self.optimizer.weights
-            dhidden, dweight = pullback(head, known, targets, slope, temperature, size, weight=whole)
-            if dweight is not None:
-                gradient[head.name] = dweight
+            known, pulled = mx.array(np.array(hidden)).astype(self.dtype), []
+            for part, rows in stretches(batch, most):
+
+                def slopes(logp: Floats, rows: Ids = rows) -> Floats:
+                    nonlocal loss
+                    more, found = objective(logp, rows)
+                    loss += more
+                    return found
+
+                pulled.append(pullback(head, known[part], targets[part], slopes, temperature, size, add))
+            dhidden = mx.concatenate(pulled)
             scale = loss_scale(dhidden) if self.dtype == mx.float16 else 1.0
             return dhidden * scale
 
@@ -315,7 +326,6 @@ class MlxEngine(LocalEngine):
         with differentiable(self.model):
             for found in differentiate(batch, at_head):
                 self.optimizer.add({name: part / scale for name, part in found.items()} if scale != 1 else found)
-        self.optimizer.add(gradient)
         return float(loss)
 
     def _gradient_by_layer(

@@ -11,7 +11,7 @@ chunks of a head were measured to keep more than twenty of them alive at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -151,36 +151,42 @@ def one_ahead(parts: Iterable[Part]) -> Iterator[Part]:
     yield from before
 
 
-def logprobs(head: Head, hidden: mx.array, targets: mx.array, temperature: float, size: int) -> Floats:
-    """Log-probabilities of the targets, float32 [n], ``size`` tokens at a time."""
-    parts = [
-        np.array(pick(head.log_softmax(hidden[part], temperature), targets[part]))
-        for part in chunks(len(targets), size)
-    ]
-    return np.concatenate(parts)
-
-
 def pullback(
-    head: Head, hidden: mx.array, targets: mx.array, dlogp: mx.array, temperature: float, size: int, *, weight: bool
-) -> tuple[mx.array, mx.array | None]:
-    """The gradient of Σ dlogp·logp, ``size`` tokens at a time: float32 [n, H] with respect to the
-    hidden states and, where ``weight`` asks for it, [V, H] with respect to the head.
+    head: Head,
+    hidden: mx.array,
+    targets: mx.array,
+    slopes: Callable[[Floats], Floats],
+    temperature: float,
+    size: int,
+    add: Callable[[mx.array], None] | None = None,
+) -> mx.array:
+    """The gradient of Σ c·logp for c = slopes(logp), float32 [n], with respect to the hidden states: float32 [n, H].
 
-    dlogp/dlogits = (onehot(y) − softmax(logits / temperature)) / temperature.
+    What adds up to that with respect to the head, float32 [V, H], is handed to ``add`` as it comes.
+
+    dlogp/dlogits = (onehot(y) − softmax(logits / temperature)) / temperature. Logits exist for ``size`` tokens at a
+    time; of more tokens than that they are made twice, but for those that were at hand last.
     """
-    dhidden, dweight = [], mx.zeros(head.weight.shape) if weight else None
-    for part in chunks(len(targets), size):
-        scaled = dlogp[part] / temperature
-        dlogits = -scaled[:, None] * mx.exp(head.log_softmax(hidden[part], temperature))
-        dlogits = dlogits.at[mx.arange(len(scaled)), targets[part]].add(scaled)
-        slopes = head.slopes(hidden[part])
-        if slopes is not None:
-            dlogits = dlogits * slopes
+    parts = list(chunks(len(targets), size))
+    found, at_hand = [], None
+    for part in parts:
+        at_hand = head.log_softmax(hidden[part], temperature)
+        found.append(np.array(pick(at_hand, targets[part])))
+    coefficients = mx.array(slopes(np.concatenate(found)).astype(np.float32)) / temperature
+    dhidden: list[mx.array] = []
+    for part in reversed(parts):
+        scaled = coefficients[part]
+        dlogits = mx.exp(head.log_softmax(hidden[part], temperature) if at_hand is None else at_hand)
+        at_hand = None
+        dlogits = (-scaled[:, None] * dlogits).at[mx.arange(len(scaled)), targets[part]].add(scaled)
+        derivative = head.slopes(hidden[part])
+        if derivative is not None:
+            dlogits = dlogits * derivative
         dhidden.append(head.transposed(dlogits))
-        if dweight is not None:
-            dweight = dweight + dlogits.T @ hidden[part].astype(mx.float32)
-        mx.eval(dhidden, dweight)  # before the next chunk's logits
-    return mx.concatenate(dhidden), dweight
+        mx.eval(dlogits, dhidden)  # before the next chunk's logits
+        if add is not None:
+            add(dlogits.T @ hidden[part].astype(mx.float32))
+    return mx.concatenate(dhidden[::-1])
 
 
 def loss_scale(gradient: mx.array) -> float:

@@ -189,6 +189,8 @@ def packed_attention(
     if options.get("position_bias") is not None:
         raise ValueError("attention with position_bias is not supported")
     softmax = Softmax(options.get("softcap"), options.get("s_aux"))
+    if layout is None and softmax.plain and query.shape[2] == 1:
+        return _attend_once(query, key, value, attention_mask, scaling), None
     if layout is None and softmax.plain:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return out, None
@@ -246,6 +248,17 @@ class Softmax:
             sinks = self.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat([scores, sinks], dim=-1)
         return scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype) @ values
+
+
+def _attend_once(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Of one token of each row: heads that share keys are the rows of one product, and no key is repeated.
+
+    From queries [B, heads, 1, size], keys and values [B, fewer heads, T, size] and a mask [B, 1, 1, T] to
+    [B, 1, heads, size].
+    """
+    shared = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
+    found = scaled_dot_product_attention(shared, keys, values, mask, scale=scaling)
+    return found.reshape(len(query), 1, query.shape[1], -1)
 
 
 def _attend(

@@ -40,7 +40,7 @@ class SlotCache:
         self._windows = windows
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._columns = 0
+        self.columns = 0  # there are; keys and values lie elsewhere once there are more
         self._width = 0  # columns that the present step attends to
         self._where: tuple[Tensor, Tensor] | None = None
 
@@ -63,15 +63,16 @@ class SlotCache:
                 store[targets] = store[sources]
         self.used = used
 
-    def step(self, lengths: Tensor, width: int) -> Any:
+    def step(self, lengths: Tensor, width: int, whole: bool = False) -> Any:
         """Prepare to append one token to each response; returns the attention mask.
 
-        ``lengths`` [used] are the tokens each has, ``width`` − 1 the largest of them, known to the host.
+        ``lengths`` [rows] are the tokens each has, ``width`` − 1 the largest of them, known to the host. ``whole``:
+        all columns are attended to, seen or not. More rows than responses write where none is.
         """
         self._reserve(width)
-        self._width = width
-        self._where = torch.arange(self.used, device=lengths.device), lengths
-        columns = torch.arange(width, device=lengths.device)
+        self._width = self.columns if whole else width
+        self.write_at(lengths)
+        columns = torch.arange(self._width, device=lengths.device)
         age = lengths[:, None] - columns  # of the token in a column; negative where there is none
         masks = {
             kind: ((age >= 0) & (age < window) if window else age >= 0)[:, None, None]
@@ -79,13 +80,18 @@ class SlotCache:
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
+    def write_at(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The next keys and values of the first slots come to lie in these columns, [rows]; the places of both."""
+        self._where = torch.arange(len(lengths), device=lengths.device), lengths
+        return self._where
+
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [used, heads, 1, head size]; returns all of them, [used, heads, width, head size]."""
+        """Append keys and values [rows, heads, 1, head size]; returns all of them, [rows, heads, width, head size]."""
         assert self._where is not None
         stores = self._keys[layer], self._values[layer]
         for store, new in zip(stores, (keys, values), strict=True):
             store[self._where] = new[:, :, 0].to(self._dtype)
-        every, seen = slice(self.used), slice(self._width)
+        every, seen = slice(len(keys)), slice(self._width)
         return stores[0][every, seen].transpose(1, 2), stores[1][every, seen].transpose(1, 2)
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -93,11 +99,11 @@ class SlotCache:
         return self._width - 1
 
     def _reserve(self, columns: int) -> None:
-        if columns <= self._columns:
+        if columns <= self.columns:
             return
         held = columns - 1
-        self._columns = max(columns, min(max(held + held // 2, 64), self._most))
+        self.columns = max(columns, min(max(held + held // 2, 64), self._most))
         for stores in (self._keys, self._values):
             for i, old in enumerate(stores):  # one layer at a time: two copies of everything would not fit
-                stores[i] = old.new_zeros(self.slots, self._columns, *old.shape[2:])
+                stores[i] = old.new_zeros(self.slots, self.columns, *old.shape[2:])
                 stores[i][: self.used, : old.shape[1]] = old[: self.used]

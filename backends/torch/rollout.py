@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from backends.batching import pack, uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
 from backends.torch.cache import Prefix, SlotCache
+from backends.torch.decoding import Decoder
 from backends.torch.features import Collector, DrawnFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy
@@ -72,6 +73,7 @@ class Rollout:
         slots = min(self._slots, len(self._waiting), max(1, self.cache_token_limit // self._longest))
         self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
         self._cache = SlotCache(slots, self._longest, self._policy.dtype, self._policy.windows)
+        self._decoder = Decoder(self._policy, self._cache)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
         self._noise = np.empty((slots, self._sampling.max_tokens + self._every))  # of the response in each slot
@@ -187,16 +189,7 @@ class Rollout:
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and find what predicts the tokens after them."""
-        lengths = torch.from_numpy(self._length).to(ids.device)
-        mask = self._cache.step(lengths, int(self._length.max()) + 1)
-        hidden = self._policy.hidden(
-            ids[:, None],
-            position_ids=lengths[:, None],
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._hidden = hidden[:, 0]
+        self._hidden = self._decoder(ids, self._length)
         self._length = self._length + 1  # a new array: the device may still read the old one
 
     # ------------------------------------------------------------------ finished and waiting

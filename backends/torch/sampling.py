@@ -31,14 +31,19 @@ def choose(weights: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
     """
     weights = truncate(weights, sampling)
     size = weights.shape[1]
+    if size <= 2 * _BLOCK:
+        ends = weights.double().cumsum(1)
+        return _first_above(ends, noise[:, None] * ends[:, -1:])[0][:, 0]
     whole = size // _BLOCK * _BLOCK
     blocks = weights[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(2)
     ends = torch.cat([blocks, weights[:, whole:].sum(1, keepdim=True)], dim=1).double().cumsum(1)
     block, at = _first_above(ends, noise[:, None] * ends[:, -1:])
-    columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    inside = weights.gather(1, columns.clamp(max=size - 1)).double().masked_fill_(columns >= size, 0)
+    first = (block * _BLOCK).clamp(max=size - _BLOCK)  # of the last block's window, which others' tokens fill up
+    inside = weights.unfold(1, _BLOCK, 1)[torch.arange(len(block), device=block.device), first[:, 0]].double()
+    if whole < size:
+        inside.masked_fill_(torch.arange(_BLOCK, device=block.device) < block * _BLOCK - first, 0)
     token, _ = _first_above(inside.cumsum(1), at)
-    return (block * _BLOCK + token)[:, 0]
+    return (first + token)[:, 0]
 
 
 def _first_above(ends: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,7 +116,7 @@ def _score(question: Question) -> Phase:
     recipe, gpu = question.recipe, question.gpu
     exact = recipe.method.resolve().credit == "delta" and recipe.delta.proxy == "hidden_exact"
     flops, how, forwards = 0.0, [], 0
-    if recipe.update.score == "rollout":
+    if recipe.scores_as_drawn:
         how.append("numbers as drawn")
     else:
         flops += score_flops(question.shape, question.drawn, 2 if exact else 1)

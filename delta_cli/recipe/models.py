@@ -143,10 +143,10 @@ class Update(Section):
     max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
     moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
     offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
-    score: Literal["fresh", "rollout"] = key(
-        "fresh",
-        "log-probabilities, entropies and features before the update: of a forward of their own, or those that the "
-        "engine had in hand when it drew (its own backend only)",
+    score: Literal["auto", "fresh", "rollout"] = key(
+        "auto",
+        "log-probabilities, entropies and features before the update: of a forward of their own (fresh), or those that "
+        "drawing had at hand (rollout: local engine only); auto: in float32 the latter, which are the same, else fresh",
     )
     kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
@@ -292,6 +292,14 @@ class Recipe(Section):
     def verifiers(self) -> tuple[Reward, ...]:
         """The rewards that say whether a response is right, one at least."""
         return verifiers(self.rewards)
+
+    @property
+    def scores_as_drawn(self) -> bool:
+        """Whether what drawing knew of the tokens stands for scoring them: no forward is made for that."""
+        if self.update.score != "auto":
+            return self.update.score == "rollout"
+        alike = self.engine.kind == "local" and self.model.dtype == "float32"
+        return alike and self.update.importance_cap is None
 
     @model_validator(mode="before")
     @classmethod

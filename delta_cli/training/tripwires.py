@@ -25,7 +25,7 @@ class Tripwire:
     text: str  # formatted with the record
 
 
-AS_DRAWN = 0.5  # nats that one token drawn in bfloat16 may be off, with update.score = "rollout"
+AS_DRAWN = 0.5  # nats that one token drawn in 16 bits may be off, with update.score = "rollout"
 SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
 
 # Numbers that every step has: null where they were none that JSON can write.
@@ -41,10 +41,10 @@ TRIPWIRES = (
     ),
     Tripwire(
         "ratio_not_one",
-        lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 else 0.02),
+        lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 and now["half"] else 0.02),
         "at the first update the log-probabilities differ from those that the ratio starts from by up to "
         "{ratio_gap_first:.3g} nats; they must be equal. The forward passes before it and in training disagree: turn "
-        'off dropout, or try model.dtype = "float32"; with update.score = "rollout", try "fresh"',
+        'off dropout, or try model.dtype = "float32"; where update.score is not "fresh", try that',
     ),
     Tripwire(
         "weights_did_not_move",
@@ -122,10 +122,13 @@ TRIPWIRES = (
 )
 
 
-def fired(record: Record, first: Record, already: set[str]) -> list[Notice]:
-    """The notices of a step that were not given before; their names are added to ``already``."""
+def fired(record: Record, first: Record, already: set[str], *, half: bool = False) -> list[Notice]:
+    """The notices of a step that were not given before; their names are added to ``already``.
+
+    ``half``: the compute is in 16 bits.
+    """
     found = []
-    now, then = _comparable(record), _comparable(first)
+    now, then = _comparable(record | {"half": half}), _comparable(first)
     for wire in TRIPWIRES:
         if wire.name not in already and wire.check(now, then):
             already.add(wire.name)

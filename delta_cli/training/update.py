@@ -110,16 +110,16 @@ class Updater:
     @property
     def drawn_proxy(self) -> Proxy | None:
         """The proxy whose features are to be kept as responses are drawn."""
-        return self.proxy if self.recipe.update.score == "rollout" else None
+        return self.proxy if self.recipe.scores_as_drawn else None
 
     def score(self, batch: RolloutBatch, every: bool = False) -> Scored:
         """Log-probabilities, entropies and, where the method needs them, features.
 
-        With update.score = "rollout" those that the engine had in hand when it drew, unless it has not kept all that
-        are needed. Else of one forward over the responses that have an advantage: no other adds to a centroid, to the
-        loss or to its gradient, unless the method itself looks at all of them, or ``every`` one is asked for.
+        Where the recipe scores as drawn, those that the engine had in hand when it drew, unless it has not kept all
+        that are needed. Else of one forward over the responses that have an advantage: no other adds to a centroid, to
+        the loss or to its gradient, unless the method itself looks at all of them, or ``every`` one is asked for.
         """
-        taken = self.recipe.update.score == "rollout" and not every and self._drawn(batch)
+        taken = self.recipe.scores_as_drawn and not every and self._drawn(batch)
         wanted = np.full(len(batch.sequences), every) | self._needed(batch)
         groups = self._share(batch.tokens_of_groups(wanted))
         rows = batch.rows(groups)

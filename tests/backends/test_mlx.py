@@ -235,10 +235,7 @@ def test_pullback_of_a_quantised_head() -> None:
     head = Head.of(module, "lm_head")
     rows = np.array(head.rows(mx.arange(VOCAB)), dtype=np.float64)
     hidden, targets, dlogp = rng.normal(size=(7, 32)), rng.integers(0, VOCAB, 7), rng.normal(size=7)
-    got, _ = pullback(
-        head, mx.array(hidden.astype(np.float32)), mx.array(targets), mx.array(dlogp.astype(np.float32)), 0.7, 3,
-        weight=False,
-    )  # fmt: skip
+    got = pullback(head, mx.array(hidden.astype(np.float32)), mx.array(targets), lambda logp: dlogp, 0.7, 3)
     logits = torch.tensor(hidden @ rows.T / 0.7, requires_grad=True)
     logp = torch.log_softmax(logits, -1)[torch.arange(7), torch.tensor(targets)]
     (logp * torch.tensor(dlogp)).sum().backward()
@@ -246,6 +243,25 @@ def test_pullback_of_a_quantised_head() -> None:
 
 
 # -------------------------------------------------------------------------------------- update
+
+
+@pytest.mark.parametrize(("chunk", "again"), [(40, 0), (16, 0), (8, 2 * 5 * 8)])
+def test_an_update_makes_logits_once_where_responses_fit_a_chunk(
+    chunk: int, again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of longer ones all but those at hand last are made again: of 16 tokens in chunks of 8, one chunk each."""
+    write_qwen3(tmp_path, vocab_size=VOCAB, hidden=16, layers=1, head_dim=4, intermediate=16)
+    backend, sequences = create(tmp_path, head_chunk_tokens=chunk), batch(responses=10, length=16)
+    logits, made = Head.logits, 0
+
+    def counted(self: Head, hidden: mx.array) -> mx.array:
+        nonlocal made
+        made += len(hidden)
+        return logits(self, hidden)
+
+    monkeypatch.setattr(Head, "logits", counted)
+    backend.accumulate(sequences, likelier)
+    assert made == len(sequences.tokens) + again
 
 
 def test_checkpointing_saves_memory_changes_nothing_and_touches_no_other_model(tmp_path: Path) -> None:

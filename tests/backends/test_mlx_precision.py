@@ -19,6 +19,7 @@ from backends import registry
 from backends.interface import (
     BackendError,
     BackendSettings,
+    Floats,
     LoraSettings,
     Proxy,
     RolloutRequest,
@@ -26,7 +27,7 @@ from backends.interface import (
     Sequences,
 )
 from backends.mlx.backend import MlxEngine
-from backends.mlx.head import BLOCK, Head, logprobs, proxies, pullback
+from backends.mlx.head import BLOCK, Head, proxies, pullback
 from backends.mlx.rollout import Rollout
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.objectives import Linear
@@ -82,8 +83,6 @@ def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], so
         logits, through = softcap * np.tanh(logits / softcap), np.cosh(logits / softcap) ** -2.0
     logits = logits / 0.7
     logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    found = logprobs(head, hidden, mx.array(targets), 0.7, 5)
-    np.testing.assert_allclose(found, logp[np.arange(TOKENS), targets], rtol=0, atol=TOLERANCE)
     rows = through[np.arange(TOKENS), targets, None] * weight[targets]
     exact = rows - (np.exp(logp) * through) @ weight
     log_softmax = head.log_softmax(hidden, 0.7)
@@ -96,16 +95,24 @@ def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], so
     features = proxies(head, hidden, mx.array(targets), log_softmax, Proxy("hidden_topk", 5))
     topmost = rows - np.einsum("nk,nkh->nh", q, weight[likeliest])
     np.testing.assert_allclose(features, topmost, rtol=0, atol=1e-4 * np.abs(topmost).max())
-    slopes = mx.array(slope.astype(np.float32))
-    dhidden, dweight = pullback(head, hidden, mx.array(targets), slopes, 0.7, 5, weight=make is plain)
-    expected = slope[:, None] * exact / 0.7
-    np.testing.assert_allclose(dhidden, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    if dweight is not None:
-        dlogits = -slope[:, None] * np.exp(logp)
-        dlogits[np.arange(TOKENS), targets] += slope
-        dlogits *= through
-        expected = dlogits.T @ float64(hidden) / 0.7
-        np.testing.assert_allclose(dweight, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    dlogits = -slope[:, None] * np.exp(logp)
+    dlogits[np.arange(TOKENS), targets] += slope
+    by_hidden, by_weight = slope[:, None] * exact / 0.7, (dlogits * through).T @ float64(hidden) / 0.7
+    for size in (5, TOKENS):  # in chunks, of which the last is at hand, and all of it at hand
+        asked: list[Floats] = []
+
+        def slopes(logprobs: Floats, asked: list[Floats] = asked) -> Floats:
+            asked.append(logprobs)
+            return slope
+
+        outer: list[mx.array] = []
+        dhidden = pullback(head, hidden, mx.array(targets), slopes, 0.7, size, outer.append if make is plain else None)
+        [found] = asked
+        np.testing.assert_allclose(found, logp[np.arange(TOKENS), targets], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(dhidden, by_hidden, rtol=0, atol=1e-4 * np.abs(by_hidden).max())
+        assert bool(outer) == (make is plain)
+        if outer:
+            np.testing.assert_allclose(sum(outer), by_weight, rtol=0, atol=1e-4 * np.abs(by_weight).max())
 
 
 def test_rollouts_take_the_same_head(tmp_path: Path) -> None:

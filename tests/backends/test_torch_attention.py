@@ -11,6 +11,7 @@ from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch import attention
 from backends.torch.attention import Layout, packed_attention
+from tests.backends.largest import Largest
 from tests.device import DEVICE
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
@@ -85,6 +86,22 @@ def test_blocks_waste_less_than_half_on_padding(monkeypatch: pytest.MonkeyPatch)
     queries = sum(block.rows * block.width for block in layout.blocks)
     assert len(batch.ids) < queries < 2 * len(batch.ids)
     assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"
+
+
+def test_one_token_of_each_row_sees_what_its_mask_says() -> None:
+    """Four heads that share keys in pairs, against their softmax in float64; no key is there twice."""
+    rng = np.random.default_rng(0)
+    query, keys, values = (rng.normal(size=(3, heads, tokens, 8)) for heads, tokens in ((4, 1), (2, 7), (2, 7)))
+    mask = np.arange(7) <= np.array([6, 2, 4])[:, None]
+    given = [torch.from_numpy(array.astype(np.float32)).to(DEVICE) for array in (query, keys, values)]
+    visible = torch.from_numpy(mask)[:, None, None].to(DEVICE)
+    with Largest() as largest:
+        found, _ = packed_attention(torch.nn.Identity(), *given, visible, 0.5)
+    assert largest.numel <= given[1].numel()
+    scores = 0.5 * np.einsum("bhd,bhtd->bht", query[:, :, 0], keys.repeat(2, axis=1))
+    weights = np.where(mask[:, None], np.exp(scores), 0)
+    expected = np.einsum("bht,bhtd->bhd", weights / weights.sum(-1, keepdims=True), values.repeat(2, axis=1))
+    np.testing.assert_allclose(found[:, 0].cpu(), expected, atol=1e-6, rtol=0)
 
 
 def test_attention_with_a_position_bias_is_refused() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import Proxy, Sampling
 from backends.torch.head import Head
 from backends.torch.sampling import choose, truncate
+from tests.backends.largest import Largest
 from tests.device import DEVICE
 
 TOKENS, SIZE, VOCAB = 13, 6, 29
@@ -94,16 +92,6 @@ def test_directions_from_what_drawing_has_at_hand(
 def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
     """No operation of a forward and backward makes a tensor larger than one chunk's logits or the head."""
 
-    class Largest(TorchDispatchMode):
-        numel = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple) else (result,):
-                if isinstance(tensor, torch.Tensor):
-                    self.numel = max(self.numel, tensor.numel())
-            return result
-
     hidden = case["hidden"].repeat(20, 1)
     targets, coefficients = case["targets"].repeat(20), case["coefficients"].repeat(20)
     gradient = torch.zeros_like(case["weight"])
@@ -122,7 +110,7 @@ def test_inverse_of_the_cumulative_distribution() -> None:
     assert choose(weights, noise, Sampling(1, ())).tolist() == [1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("size", [3, 256, 257, 512, 5000])
+@pytest.mark.parametrize("size", [3, 256, 257, 512, 513, 5000])
 def test_choice_in_a_vocabulary_of_any_size(size: int) -> None:
     """That of one float64 sum over all tokens, half of which have no weight, within blocks and over their edges."""
     rng = np.random.default_rng(size)

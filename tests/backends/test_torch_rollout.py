@@ -82,10 +82,9 @@ def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeyp
 def test_finished_responses_cost_nothing(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder's rows add up to the tokens that a forward had to follow, and it ends with the longest."""
     monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, 1)
-    backend = make()
-    rows: list[int] = []
-    backend._policy.causal.model.layers[0].register_forward_hook(
-        lambda _, inputs, __: rows.append(inputs[0].shape[0]) if inputs[0].shape[1] == 1 else None
+    backend, rows, decode = make(), list[int](), rollout.Decoder.__call__
+    monkeypatch.setattr(
+        rollout.Decoder, "__call__", lambda self, ids, lengths: (rows.append(len(ids)), decode(self, ids, lengths))[1]
     )
     drawn = backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     lengths = np.diff(drawn.starts)
@@ -115,8 +114,8 @@ def test_the_cache_grows_no_longer_than_a_response_can(
 
     def note(cache: rollout.SlotCache, needed: int) -> None:
         reserve(cache, needed)
-        assert needed <= cache._columns
-        columns.append(cache._columns)
+        assert needed <= cache.columns
+        columns.append(cache.columns)
 
     monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
     make().rollout(RolloutRequest(tuple(prompts()), Sampling(max_tokens=90, stop_ids=(), samples=1)))

@@ -256,7 +256,7 @@ def test_credit_that_does_not_fit_is_computed_again_for_each_reduction() -> None
 
 
 def test_a_small_model_is_bound_by_launching_kernels() -> None:
-    recipe = load_recipe(None, ["update.micro_batch_tokens=1000"])
+    recipe = load_recipe(None, ["update.micro_batch_tokens=1000", "update.score=fresh"])
     question = Question(recipe, TINY, {}, GPUS["h100"], mean_tokens=40)
     spent = seconds(plan(question))
     tokens = 8 * (150 + 16 * 40)  # of a mini-batch: 6.3 micro-batches

@@ -131,6 +131,23 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("keys", "drawn"),
+    [
+        ({}, True),
+        ({"model__dtype": "bfloat16"}, False),
+        ({"update__importance_cap": 2.0}, False),
+        ({"engine__kind": "vllm", "engine__launch": True}, False),
+        ({"model__dtype": "bfloat16", "update__score": "rollout"}, True),
+        ({"update__score": "fresh"}, False),
+    ],
+)
+def test_left_to_itself_it_scores_where_drawing_may_round_otherwise(
+    keys: dict[str, Any], drawn: bool, model: Path
+) -> None:
+    assert make_recipe(model, **keys).scores_as_drawn == drawn
+
+
+@pytest.mark.parametrize(
     ("keys", "text"),
     [
         ({"engine__kind": "vllm", "engine__launch": True}, "engine.kind"),

@@ -22,6 +22,7 @@ def test_ratio_is_one_at_the_first_update_and_the_engine_agrees(backend: str, mo
     if backend != "fake":
         pytest.importorskip({"cpu": "torch", "mlx": "mlx_lm"}[backend], reason=f"the backend is {backend}")
     changes = {"run__steps": 1, "evaluation__at_start": False, "update__learning_rate": 1e-3, "update__epochs": 2}
+    changes |= {"update__score": "fresh"}
     recipe = make_recipe(model, rollout__temperature=TEMPERATURE, evaluation__temperature=1.0, **changes)
     watcher = train(recipe, tmp_path / "run", backend)
     (record,) = watcher.records

@@ -119,6 +119,13 @@ def test_it_fires_alone_with_advice_and_once(name: str) -> None:
     assert fired(HEALTHY | changes, HEALTHY, already) == []
 
 
+@pytest.mark.parametrize(("scored", "half", "fires"), [(1.0, True, True), (0.0, False, True), (0.0, True, False)])
+def test_the_first_ratio_may_be_off_where_drawing_rounds_otherwise(scored: float, half: bool, fires: bool) -> None:
+    """Drawn in 16 bits and not scored; in float32 it tells whether the engine draws from other weights."""
+    record = HEALTHY | {"ratio_gap_first": 0.3, "scored": scored}
+    assert [notice.name for notice in fired(record, HEALTHY, set(), half=half)] == ["ratio_not_one"] * fires
+
+
 def test_an_entropy_that_falls_because_the_task_is_solved_is_no_collapse() -> None:
     assert fired(HEALTHY | {"entropy_mean": 0.01, "accuracy": 0.95}, HEALTHY, set()) == []
 

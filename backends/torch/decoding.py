@@ -1,0 +1,113 @@
+"""One more token of each response: on CUDA recorded once as a graph, then launched whole.
+
+A forward of single tokens is a thousand small kernels, which a host takes longer to launch than a GPU to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from backends.interface import Ids
+from backends.torch.cache import SlotCache
+from backends.torch.model import Policy
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A forward of so many rows over so many columns, and where its input and output lie."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Any  # ids [rows], lengths [rows] and masks
+    where: Any  # places in the cache that it writes to
+    hidden: Tensor  # [rows, H]
+
+
+class Decoder:
+    """Forwards of one token for each response in a cache.
+
+    What is recorded holds for a number of rows and the cache's present columns, all of which are attended to; rows are
+    a power of two, those past the last response compute what nobody reads. A shape is recorded when it comes a second
+    time. Where a model does what cannot be recorded, its forwards are launched one kernel after another.
+    """
+
+    def __init__(self, policy: Policy, cache: SlotCache) -> None:
+        self._policy, self._cache = policy, cache
+        self._records = policy.device.type == "cuda"
+        self._columns = 0
+        self._seen: dict[int, _Recording | None] = {}  # by rows
+        self._pool: Any = None  # of memory, which the recordings share
+
+    def __call__(self, ids: Tensor, lengths: Ids) -> Tensor:
+        """Append ids [n] to the responses, which have ``lengths`` [n] tokens: hidden states [n, H] after them."""
+        count, width = len(ids), int(lengths.max()) + 1
+        if not self._records:
+            at = torch.from_numpy(lengths).to(ids.device)
+            return self._forward(ids, at, self._cache.step(at, width))
+        rows = min(self._cache.slots, 1 << (count - 1).bit_length())
+        padded = ids.new_zeros(rows)
+        padded[:count] = ids
+        at = torch.nn.functional.pad(torch.from_numpy(lengths), (0, rows - count)).to(ids.device)
+        masks = self._cache.step(at, width, True)
+        return self._replayed(padded, at, masks)[:count].clone()
+
+    def _replayed(self, *inputs: Any) -> Tensor:
+        rows = len(inputs[0])
+        if self._columns != self._cache.columns:  # which have moved
+            self._columns, self._seen, self._pool = self._cache.columns, {}, None
+        if rows not in self._seen:
+            self._seen[rows] = None
+            return self._forward(*inputs)
+        recording = self._seen[rows] = self._seen[rows] or self._record(inputs)
+        if recording is None:
+            return self._forward(*inputs)
+        for place, value in zip(tree_flatten(recording.inputs)[0], tree_flatten(inputs)[0], strict=True):
+            place.copy_(value)
+        recording.graph.replay()
+        return recording.hidden
+
+    def _record(self, inputs: Any) -> _Recording | None:
+        """A forward recorded, not yet run; None where that fails."""
+        own = tree_map(torch.clone, inputs)
+        where = self._cache.write_at(own[1])
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        try:
+            graph, hidden = _recorded(lambda: self._forward(*own), self._pool)
+        except RuntimeError:
+            self._records = False
+            _recorded(lambda: torch.zeros(1, device=own[0].device))  # one that ends well frees the random generator
+            self._cache.write_at(inputs[1])
+            return None
+        return _Recording(graph, own, where, hidden)
+
+    def _forward(self, ids: Tensor, lengths: Tensor, masks: Any) -> Tensor:
+        hidden = self._policy.hidden(
+            ids[:, None],
+            position_ids=lengths[:, None],
+            attention_mask=masks,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return hidden[:, 0]
+
+
+def _recorded(function: Callable[[], Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of the kernels that a function launches, and where its result will lie. Raises RuntimeError.
+
+    ``torch.cuda.graph`` would collect garbage and empty the allocator's cache first, each time.
+    """
+    graph, present, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(present)
+    with torch.cuda.stream(aside):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            result = function()
+        finally:
+            graph.capture_end()
+    present.wait_stream(aside)
+    return graph, result
