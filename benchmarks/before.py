@@ -1,4 +1,4 @@
-"""An earlier checkout against this one, in turns: MLX's update with checkpointing, and the quickstart.
+"""An earlier checkout against this one: MLX's update with checkpointing in turns, the quickstart side by side.
 
     git worktree add build/before d4c7fc3      # before responses without advantage were left out
     python benchmarks/before.py mlx --before build/before --out benchmarks/results/before_mlx.json
@@ -7,7 +7,8 @@
 Each turn is a process of its own with one of the two on its path. ``mlx``: forward, backward and step of 64 responses
 to 8 prompts, a random Qwen3 in float32; the norm of the gradient of both must agree to 1e-6. With prompts as short as
 16 tokens against responses of 48, and as long as they are. ``quickstart``: seconds to the last step, with the
-evaluations between, and held-out accuracy at the end, another seed each round.
+evaluations between, and held-out accuracy at the end, another seed each round. It takes most of a minute, in which a
+shared machine may come to be half as fast, so both run at the same time, each on a core that they swap every round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -79,19 +82,30 @@ def quickstart(seed: int) -> dict[str, float]:
     return {"seconds": whole} | {name: evaluations[-1][name] for name in ("accuracy", "low", "high")}
 
 
-def turn(where: Path, *what: str) -> dict[str, float]:
-    """One measurement of a checkout."""
+def turn(where: Path, *what: str, core: int | None = None) -> dict[str, float]:
+    """One measurement of a checkout, on a core of its own if that is given."""
     environment = os.environ | {"PYTHONPATH": str(where), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    command = [sys.executable, str(Path(__file__).resolve()), "--turn", *what]
+    bound = [] if core is None else ["taskset", "-c", str(core)]
+    command = [*bound, sys.executable, str(Path(__file__).resolve()), "--turn", *what]
     done = subprocess.run(command, env=environment, cwd=where, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{where}: {' '.join(what)} failed:\n{done.stderr}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def compared(before: Path, rounds: list[tuple[str, ...]]) -> dict[str, Any]:
-    """Both checkouts in turns, a measurement of each a round, and the share of the time that this one takes."""
-    pairs = [(turn(before, *what), turn(HERE, *what)) for what in rounds]
+def side_by_side(before: Path, number: int, *what: str) -> tuple[dict[str, float], ...]:
+    """Both checkouts at once, each on a core, which depends on the round's number."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(turn, where, *what, core=cores[(place + number) % 2])
+            for place, where in enumerate((before, HERE))
+        ]
+        return tuple(each.result() for each in waiting)
+
+
+def shares(pairs: Sequence[tuple[dict[str, float], ...]]) -> dict[str, Any]:
+    """The measurements of both checkouts, and the share of the time that this one takes."""
     old, new = ([pair[side] for pair in pairs] for side in (0, 1))
     ratio = median_ratio([row["seconds"] for row in new], [row["seconds"] for row in old])
     return {"before": old, "now": new, "now/before": ratio}
@@ -100,8 +114,13 @@ def compared(before: Path, rounds: list[tuple[str, ...]]) -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, by name."""
     if args.what == "quickstart":
-        return {"quickstart": compared(args.before, [("quickstart", str(seed)) for seed in range(args.rounds)])}
-    found = {name: compared(args.before, [("mlx", *map(str, sizes))] * args.rounds) for name, sizes in SIZES.items()}
+        return {"quickstart": shares([side_by_side(args.before, n, "quickstart", str(n)) for n in range(args.rounds)])}
+    found = {
+        name: shares(
+            [tuple(turn(where, "mlx", *map(str, sizes)) for where in (args.before, HERE)) for _ in range(args.rounds)]
+        )
+        for name, sizes in SIZES.items()
+    }
     for row in found.values():
         np.testing.assert_allclose([r["norm"] for r in row["now"]], [r["norm"] for r in row["before"]], rtol=1e-6)
     return found

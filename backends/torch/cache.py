@@ -63,14 +63,15 @@ class SlotCache:
                 store[targets] = store[sources]
         self.used = used
 
-    def step(self, lengths: Tensor, width: int, whole: bool = False) -> Any:
+    def step(self, lengths: Tensor, width: int, grain: int = 1) -> Any:
         """Prepare to append one token to each response; returns the attention mask.
 
-        ``lengths`` [rows] are the tokens each has, ``width`` − 1 the largest of them, known to the host. ``whole``:
-        all columns are attended to, seen or not. More rows than responses write where none is.
+        ``lengths`` [rows] are the tokens each has, ``width`` − 1 the largest of them, known to the host. As many
+        columns are attended to, rounded up to a multiple of ``grain``, or all. Rows past the last response write
+        where none is.
         """
         self._reserve(width)
-        self._width = self.columns if whole else width
+        self._width = min(-(-width // grain) * grain, self.columns)
         self.write_at(lengths)
         columns = torch.arange(self._width, device=lengths.device)
         age = lengths[:, None] - columns  # of the token in a column; negative where there is none

@@ -31,16 +31,16 @@ class _Recording:
 class Decoder:
     """Forwards of one token for each response in a cache.
 
-    What is recorded holds for a number of rows and the cache's present columns, all of which are attended to; rows are
-    a power of two, those past the last response compute what nobody reads. A shape is recorded when it comes a second
-    time. Where a model does what cannot be recorded, its forwards are launched one kernel after another.
+    What is recorded holds for so many rows and columns of the cache as it lies now. Both are rounded up, so that shapes
+    come again: what lies past the last response or its tokens is computed and not read. A shape is recorded when it
+    comes a second time. Where a model does what cannot be recorded, its kernels are launched one after another.
     """
 
     def __init__(self, policy: Policy, cache: SlotCache) -> None:
         self._policy, self._cache = policy, cache
         self._records = policy.device.type == "cuda"
         self._columns = 0
-        self._seen: dict[int, _Recording | None] = {}  # by rows
+        self._seen: dict[tuple[int, ...], _Recording | None] = {}  # by rows and columns
         self._pool: Any = None  # of memory, which the recordings share
 
     def __call__(self, ids: Tensor, lengths: Ids) -> Tensor:
@@ -49,21 +49,21 @@ class Decoder:
         if not self._records:
             at = torch.from_numpy(lengths).to(ids.device)
             return self._forward(ids, at, self._cache.step(at, width))
-        rows = min(self._cache.slots, 1 << (count - 1).bit_length())
+        rows = min(self._cache.slots, count + -count % _grain(count, 2))
         padded = ids.new_zeros(rows)
         padded[:count] = ids
         at = torch.nn.functional.pad(torch.from_numpy(lengths), (0, rows - count)).to(ids.device)
-        masks = self._cache.step(at, width, True)
+        masks = self._cache.step(at, width, max(64, _grain(width, 8)))
         return self._replayed(padded, at, masks)[:count].clone()
 
     def _replayed(self, *inputs: Any) -> Tensor:
-        rows = len(inputs[0])
         if self._columns != self._cache.columns:  # which have moved
             self._columns, self._seen, self._pool = self._cache.columns, {}, None
-        if rows not in self._seen:
-            self._seen[rows] = None
+        shape = tuple(size for tensor in tree_flatten(inputs)[0] for size in tensor.shape)
+        if shape not in self._seen:
+            self._seen[shape] = None
             return self._forward(*inputs)
-        recording = self._seen[rows] = self._seen[rows] or self._record(inputs)
+        recording = self._seen[shape] = self._seen[shape] or self._record(inputs)
         if recording is None:
             return self._forward(*inputs)
         for place, value in zip(tree_flatten(recording.inputs)[0], tree_flatten(inputs)[0], strict=True):
@@ -94,6 +94,11 @@ class Decoder:
             use_cache=True,
         )
         return hidden[:, 0]
+
+
+def _grain(size: int, parts: int) -> int:
+    """Of the power of two that ``size`` has reached, so many parts."""
+    return max(1, (1 << size.bit_length() - 1) // parts)
 
 
 def _recorded(function: Callable[[], Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:

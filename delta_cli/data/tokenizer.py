@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,7 @@ class Tokenizer:
             raise UserError("the model has no chat template; set the prompt template to 'plain' or 'paper'")
         names = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            return (
-                _environment()
-                .from_string(self._template)
-                .render({**self._special, **names, **self._chat_options, **template_kwargs})
-            )
+            return _compiled(self._template).render({**self._special, **names, **self._chat_options, **template_kwargs})
         except Exception as error:  # a template is code, and raises whatever it likes
             raise UserError(f"the model's chat template failed: {error}; set another prompt template") from error
 
@@ -248,6 +245,12 @@ class _Generation(Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    """A chat template, made ready once: that takes longer than rendering it, and there is one for every prompt."""
+    return _environment().from_string(template)
 
 
 def _environment() -> jinja2.Environment:

@@ -82,13 +82,13 @@ def _draw_local(question: Question) -> Phase:
     steps = decode_steps(work, slots)
     keys = key_value_bytes(question.recipe, shape) * work.drawn * reached(work, slots)
     limits = {
-        "launching kernels": steps * shape.layers * assumed.EAGER_LAYER,
         "reading memory": timing.reading(steps * question.read_bytes + keys, gpu),
         "products": timing.products(decode_flops(shape, work), gpu),
     }
     bound = max(limits, key=lambda name: limits[name])
     how = f"{steps:,.0f} steps of {slots} responses, bound by {bound}"
-    return Phase("drawing", limits[bound] + timing.products(prefill_flops(shape, work), gpu), how)
+    prefill = timing.products(prefill_flops(shape, work), gpu)
+    return Phase("drawing", limits[bound] + steps * assumed.LOCAL_STEP + prefill, how)
 
 
 def _draw_vllm(question: Question, items: list[Item]) -> Phase:

@@ -50,7 +50,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noted(self: Decoder, *inputs: Any) -> torch.Tensor:
         hidden = replayed(self, *inputs)
-        if self._seen[len(inputs[0])] is not None:
+        if any(each is not None and each.hidden is hidden for each in self._seen.values()):
             found.append(len(inputs[0]))
         return hidden
 
@@ -79,7 +79,7 @@ def test_responses_are_those_of_plain_forwards(
     replays.clear()
     found = make(rollout_batch=slots).rollout(REQUEST)
     assert len(set(replays)) > 1, "rows become fewer"
-    assert set(replays) <= {1, 2, 4, 8, 16, min(slots, 20)}
+    assert set(replays) <= {1, 2, 3, 4, 6, 8, 12, 16, min(slots, 20)}
     assert len(replays) > 20
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.starts, expected.starts)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+import delta_cli.data.tokenizer as module
 from delta_cli.assets.make_tiny_base import EOS, write_tokenizer
 from delta_cli.data.tokenizer import REPLACEMENT, Tokenizer
 from delta_cli.errors import UserError
@@ -119,6 +120,16 @@ def test_chat_templates_render_as_transformers_does(folder: Path, tmp_path: Path
     )
     chat = Tokenizer.load(str(tmp_path)).chat(messages[1]["content"], messages[0]["content"], enable_thinking=False)
     assert chat == expected
+
+
+def test_a_chat_template_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes longer than rendering, and there is a prompt for every problem."""
+    made, make = [], module._environment
+    monkeypatch.setattr(module, "_environment", lambda: (made.append(1), make())[1])
+    module._compiled.cache_clear()
+    tokenizer = Tokenizer.load(str(folder))
+    assert len({tokenizer.chat(f"What is {n}?") for n in range(5)}) == 5
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(
