@@ -8,45 +8,51 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from backends.interface import Completions, Proxy, RolloutRequest, Sampling
-from backends.torch import rollout
+from backends.torch import decoding, rollout
 from backends.torch.backend import TorchEngine
-from backends.torch.decoding import Decoder, _Recording
+from backends.torch.cache import SlotCache
+from backends.torch.decoding import Decoder
+from backends.torch.model import Policy
 from tests.device import DEVICE
 
 REQUEST = RolloutRequest(
-    tuple(np.random.default_rng(5).integers(1, 31, size) for size in (3, 9, 1, 5, 60)),
+    tuple(np.random.default_rng(5).integers(1, 31, size) for size in (60, 9, 1, 5, 3)),
     Sampling(max_tokens=40, stop_ids=(0, 7), samples=4, seed=3),
     entropies=True,
     proxy=Proxy(),
 )
 
 
-class Recorded:
-    """Stands for a graph of CUDA's: computes again from where its inputs lie, whatever it is handed."""
+class Replay:
+    """Stands for a graph of CUDA's: computes again from and to where everything lay, whatever has changed since."""
 
-    def __init__(self, decoder: Decoder, inputs: Any) -> None:
-        self._decoder, self._inputs = decoder, tree_map(torch.clone, inputs)
-        self._where = decoder._cache.write_at(self._inputs[1])
-        self.recording = _Recording(self, self._inputs, self._where, decoder._forward(*inputs).clone())  # type: ignore[arg-type]
+    def __init__(self, cache: SlotCache, function: Callable[[], torch.Tensor]) -> None:
+        self._cache, self._function = cache, function
+        self._known = cache._where, cache._width
+        self._stores = [*cache._keys, *cache._values]
+        self.hidden = function().clone()
 
     def replay(self) -> None:
         """What CUDA would do."""
-        self._decoder._cache._where = self._where
-        self.recording.hidden.copy_(self._decoder._forward(*self._inputs))
+        present = [*self._cache._keys, *self._cache._values]
+        assert all(one is other for one, other in zip(self._stores, present, strict=True)), "it would write elsewhere"
+        self._cache._where, self._cache._width = self._known
+        self.hidden.copy_(self._function())
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Decoders record, on a processor what stands for it; the list gets the rows of each replay."""
     found: list[int] = []
-    begin, record, replayed = Decoder.__init__, Decoder._record, Decoder._replayed
+    caches: list[SlotCache] = []
+    begin, replayed = Decoder.__init__, Decoder._replayed
 
-    def recording(self: Decoder, *arguments: Any) -> None:
-        begin(self, *arguments)
+    def recording(self: Decoder, policy: Policy, cache: SlotCache) -> None:
+        begin(self, policy, cache)
         self._records = True
+        caches.append(cache)
 
     def noted(self: Decoder, *inputs: Any) -> torch.Tensor:
         hidden = replayed(self, *inputs)
@@ -54,11 +60,15 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             found.append(len(inputs[0]))
         return hidden
 
+    def recorded(function: Callable[[], torch.Tensor], pool: Any) -> tuple[Replay, torch.Tensor]:
+        graph = Replay(caches[-1], function)
+        return graph, graph.hidden
+
     monkeypatch.setattr(Decoder, "__init__", recording)
     monkeypatch.setattr(Decoder, "_replayed", noted)
-    monkeypatch.setattr(
-        Decoder, "_record", record if DEVICE == "cuda" else lambda self, inputs: Recorded(self, inputs).recording
-    )
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decoding, "_recorded", recorded)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     return found
 
 
