@@ -28,10 +28,10 @@ ASSUMPTIONS = (
     f"PyTorch launches a layer's kernels from Python in {EAGER_LAYER * 1e3:g} ms (about fifty of them at 10 µs), which "
     "a forward cannot beat, nor the two products of a backward each.",
     f"The local engine takes {LOCAL_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs; 6 ms in all were "
-    "measured with 14 layers on an H100) and pads keys to the longest response under way, rows and columns by a sixth "
-    "more. It gathers whole weights on every GPU, so that processes may draw at their own pace: what is trained in "
-    "float32, its bfloat16 casts beside it. The export of the model, vLLM's included, puts together one matrix after "
-    "the other; the first process's host holds the result.",
+    "measured with 14 layers on an H100) and pads keys to the longest response under way; what is padded so that "
+    "graphs can be used again, a fifth on average, is not counted. It gathers whole weights on every GPU, so that "
+    "processes may draw at their own pace: what is trained in float32, its bfloat16 casts beside it. The export of the "
+    "model, vLLM's included, puts together one matrix after the other; the first process's host holds the result.",
     f"vLLM takes {ENGINE_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs, scheduler), reads no padding, has "
     f"at most {ENGINE_SEQUENCES} responses under way, sleeps outside drawing, and splits the weights over 2, 4 or 8 "
     f"GPUs where one is too small. New weights reach it through files, at {DISK / 1e9:g} GB/s.",

@@ -198,8 +198,7 @@ class Trainer:
         self.folder.append(self.folder.metrics, record)
         self._first = self._first or record
         self.observer.step(record, _examples(batch))
-        half = self.recipe.model.dtype != "float32"
-        for notice in tripwires.fired(record, self._first, self._noticed, half=half):
+        for notice in tripwires.fired(record, self._first, self._noticed, half=self.recipe.model.dtype != "float32"):
             self._notice(notice)
 
     def _notice(self, notice: Notice) -> None:
