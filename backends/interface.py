@@ -106,7 +106,7 @@ class BackendSettings:
 
 
 class StopStrings(Protocol):
-    """Strings that end a response as an end-of-sequence token does; see ``backends.stopping.StopText``."""
+    """Strings that end a response as an end-of-sequence token does; see ``backends.stop_strings.StopText``."""
 
     @property
     def strings(self) -> tuple[str, ...]:

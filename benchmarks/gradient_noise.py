@@ -19,12 +19,12 @@ from common import show, write
 
 from backends import registry
 from backends.interface import Learner
-from delta_cli.data import sampler
+from delta_cli.data import prompt_order
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.rollout.batch import RolloutBatch, roll
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.seeds import derive
 from delta_cli.study.summary import over_seeds
-from delta_cli.training.rollouts import RolloutBatch, roll
-from delta_cli.training.seeds import derive
 from delta_cli.training.setup import backend_settings, load_data, load_tokenizer, make_grader, template_of
 from delta_cli.training.update import Updater
 
@@ -70,7 +70,7 @@ def measure(seed: int) -> dict[str, dict[str, float]]:
     """All methods on the first batch of a seed."""
     recipe = recipe_of(seed)
     tokenizer = load_tokenizer(recipe)
-    problems = sampler.batch(load_data(recipe, tokenizer).problems, 0, PROMPTS, seed)
+    problems = prompt_order.batch(load_data(recipe, tokenizer).problems, 0, PROMPTS, seed)
     learner = registry.create("cpu", backend_settings(recipe))
     try:
         with make_grader(recipe) as grader:

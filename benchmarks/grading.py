@@ -28,8 +28,8 @@ import common
 
 from delta_cli.data.problem import Problem
 from delta_cli.rewards import code_reward
+from delta_cli.rewards.code.sandbox import Limits, Run, find_sandbox
 from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.sandbox import Limits, Run, find_sandbox
 from delta_cli.rewards.spec import RewardSpec
 
 Row = dict[str, Any]

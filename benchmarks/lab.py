@@ -30,9 +30,9 @@ from rich.table import Table
 from scipy import stats
 
 from delta_cli.recipe import load_recipe
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.runs.observer import Observer
 from delta_cli.study.summary import over_seeds
-from delta_cli.training.observer import Observer
-from delta_cli.training.run_folder import RunFolder, read_lines
 from delta_cli.training.setup import open_trainer
 
 HERE = Path(__file__).parent

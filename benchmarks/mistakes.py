@@ -4,7 +4,7 @@
 
 Trains the quickstart and, before the updates of some of its steps, gives the step's fresh batch to
 every credit. Writes OUT.json, OUT.txt and, of several steps, a figure, OUT.png and OUT.svg. ``--set`` changes
-the recipe: with bases made by ``delta_cli.assets.make_tiny_base``, ``--at 0`` shows the same for
+the recipe: with bases made by ``make_tiny_base``, ``--at 0`` shows the same for
 responses with more formatting or sparser rewards.
 
     python benchmarks/mistakes.py --at 0 --set model.path=bases/filler12 --set data.filler=12 \\
@@ -22,17 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import write
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from backends.interface import Proxy
-from delta_cli.credit import group_advantages
-from delta_cli.data import sampler
-from delta_cli.data.tasks import TaskSpec
-from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.study.mistakes import (
+from analysis.mistakes import (
     KindMeans,
     Separation,
     kind_means,
@@ -41,11 +31,21 @@ from delta_cli.study.mistakes import (
     token_weights,
     updated_future_kl,
 )
-from delta_cli.study.noise import Stability, stability
+from analysis.noise import Stability, stability
+from common import write
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from backends.interface import Proxy
+from delta_cli.credit import group_advantages
+from delta_cli.data import prompt_order
+from delta_cli.data.tasks import TaskSpec
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.rollout.batch import RolloutBatch, roll
+from delta_cli.runs.observer import Observer
+from delta_cli.seeds import derive
 from delta_cli.study.summary import Interval, over_seeds
-from delta_cli.training.observer import Observer
-from delta_cli.training.rollouts import RolloutBatch, roll
-from delta_cli.training.seeds import derive
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ def measured_run(recipe: Recipe, steps: Sequence[int]) -> Iterator[Record]:
     seed = recipe.run.seed
     with TemporaryDirectory() as scratch, open_trainer(recipe, "cpu", Path(scratch) / "run", Observer()) as trainer:
         for step in range(max(steps) + 1):
-            problems = sampler.batch(trainer.problems, step, recipe.rollout.prompts, seed)
+            problems = prompt_order.batch(trainer.problems, step, recipe.rollout.prompts, seed)
             batch = roll(trainer.worker, problems, trainer.recipe.rollout, derive(seed, step, "rollout 0")).result()
             if step in steps:
                 yield {"seed": seed, "step": step, "accuracy": float(batch.correct.mean())} | measure(

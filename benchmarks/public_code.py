@@ -19,7 +19,7 @@ from common import show, write
 from delta_cli.cli.options import quickstart
 from delta_cli.credit import group_advantages, token_coefficients
 from delta_cli.recipe import load_recipe
-from delta_cli.training.observer import Observer
+from delta_cli.runs.observer import Observer
 from delta_cli.training.setup import open_trainer
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from common import show, write
 
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
 
 TARGET, SECONDS = 0.8, 120.0
 

@@ -38,8 +38,8 @@ from delta_cli.data import word_problems
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.update import Updater
 
@@ -47,19 +47,19 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_135m.toml"
 LENGTH = 16  # tokens of every response
 PRODUCT = (2048, 576, 1536)  # tokens × hidden × intermediate: the model's own largest
 WAYS: dict[str, tuple[type[Updater], str]] = {
-    "every response": (EveryResponse, "fresh"),
-    "fresh": (Updater, "fresh"),
+    "every response": (EveryResponse, "recompute"),
+    "recompute": (Updater, "recompute"),
     "as drawn": (Updater, "rollout"),
 }
 
 
-def recipe_of(args: argparse.Namespace, score: str = "fresh") -> Recipe:
+def recipe_of(args: argparse.Namespace, score: str = "recompute") -> Recipe:
     """The recipe's step with so many prompts."""
     rollout = ("rollout.stop=[]", f"rollout.prompts={args.prompts}", f"rollout.max_tokens={LENGTH}")
     batch = f"rollout.batch={8 * args.prompts}"
     model = (f"model.path={args.model}", f"model.dtype={args.dtype}")
     tokens = f"update.micro_batch_tokens={args.micro_batch_tokens}"
-    return load_recipe(RECIPE, [*model, *rollout, batch, tokens, f"update.score={score}"])
+    return load_recipe(RECIPE, [*model, *rollout, batch, tokens, f"update.old_logprobs={score}"])
 
 
 @dataclass
@@ -106,7 +106,7 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
             name: Way(kind(recipe_of(args, score), engine), worker, args.unmixed, head)
             for name, (kind, score) in WAYS.items()
         }
-        replace(ways["fresh"], seconds=[], operations=[]).step(0)  # allocates gradient and moments
+        replace(ways["recompute"], seconds=[], operations=[]).step(0)  # allocates gradient and moments
         for number in range(1, args.rounds + 1):
             for way in ways.values():
                 way.step(number)
@@ -126,7 +126,7 @@ def ours(args: argparse.Namespace) -> dict[str, Any]:
 def _numbers(way: Way, wholes: dict[str, list[float]], own: list[float], top: float) -> dict[str, Any]:
     seconds = {phase: statistics.median(row[phase] for row in way.seconds) for phase in PHASES}
     operations = statistics.median(way.operations)
-    scored = way.updater.recipe.update.score == "fresh"
+    scored = way.updater.recipe.update.old_logprobs == "recompute"
     return {
         "seconds": seconds,
         "step": statistics.median(own),

@@ -19,7 +19,7 @@ from typing import Any
 
 from common import show, write
 
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_135m.toml"
 

@@ -21,6 +21,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from analysis.real_text import agreements, findings, first_wrong, kind_rows
 from common import write
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Rectangle
@@ -29,8 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from delta_cli.reporting.inspection import most_mixed
-from delta_cli.reporting.recorded import RecordedRun, Response
-from delta_cli.study.real_text import agreements, findings, first_wrong, kind_rows
+from delta_cli.runs.records import RecordedRun, Response
 
 Record = dict[str, Any]
 SHOWN = 8  # responses in the picture

@@ -19,7 +19,7 @@ import numpy as np
 from delta_cli.reporting.inspection import inspect_run
 from delta_cli.reporting.page import inspection_page
 from delta_cli.reporting.report import write_report
-from delta_cli.training.run_folder import RunFolder
+from delta_cli.runs.folder import RunFolder
 from tests.reporting import synthetic
 from tests.reporting.browser import CHROMIUM, measure
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import common
 
-from delta_cli.rewards.sandbox import START, Limits, Run, find_sandbox
+from delta_cli.rewards.code.sandbox import START, Limits, Run, find_sandbox
 
 CALLS = "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
 ATTACKS = {

@@ -23,7 +23,7 @@ threads; ``--backend cuda`` and ``--dtype bfloat16`` choose otherwise, and memor
 
 Steps are taken in turns: one of TRL, then one of this project each way: what is learned from scored and updated on
 (``delta``); the same with every response (``delta, every response``), which is what the first saves; and with
-update.score = "rollout" (``delta, as drawn``), which saves the forward of scoring. Peak memory is that
+update.old_logprobs = "rollout" (``delta, as drawn``), which saves the forward of scoring. Peak memory is that
 of a fresh process that takes two steps, everything included but the processes that grade; what the
 imports alone hold is given beside it.
 """

@@ -29,7 +29,7 @@ from workload import PHASES, Steps, Workload
 
 from backends import registry
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.update import Updater
 
@@ -43,7 +43,12 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def ours(
-    workload: Workload, model: Path, stack: ExitStack, preset: str, score: str = "fresh", checkpointing: bool = False
+    workload: Workload,
+    model: Path,
+    stack: ExitStack,
+    preset: str,
+    score: str = "recompute",
+    checkpointing: bool = False,
 ) -> Steps:
     """Steps of this project, whose responses run to the limit."""
     recipe = workload.recipe(model, preset, score)

@@ -28,19 +28,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import write
+from make_tiny_base import write_tokenizer
 from safetensors import safe_open
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.training import checkpoint
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs import checkpoint
+from delta_cli.runs.folder import RunFolder, read_lines
 
 RECIPE = """
 run.steps = {steps}
 model.path = "{model}"
 data = {{ limit = 64, held_out = 0.25 }}
 rollout = {{ prompts = 4, responses = 8, max_tokens = 12 }}
-reward.length = 10.0
+reward.length_penalty = 10.0
 update = {{ learning_rate = 0.03, mini_batches = 2 }}
 evaluation = {{ every = 1, problems = 4 }}
 checkpoint = {{ every = 1, keep = 2, keep_best = "reward_mean" }}

@@ -27,7 +27,7 @@ from typing import Any
 from common import show, write
 from scipy.stats import t as student
 
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "trl_delta.py"
 MINI_BATCHES = 4

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 from common import median_ratio, show, write
+from make_tiny_base import write_tokenizer
 from wide_heads import write_wide
 
 from backends import registry
@@ -44,12 +45,11 @@ from backends.interface import BackendSettings, Ids, RolloutRequest, Sampler, Sa
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from backends.vllm.folder import untie
 from delta_cli.assets import model_path
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.training.observer import Observer
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.runs.observer import Observer
 from delta_cli.training.setup import open_trainer
 
 Results = dict[str, Any]
@@ -216,7 +216,7 @@ def _learn(recipe: Recipe, folder: Path) -> dict[str, float]:
     with open_trainer(recipe, "cpu", folder, Observer()) as trainer:
         trainer.run()
     first, last = (list(read_lines(RunFolder(folder).evaluations))[place] for place in (0, -1))
-    lags = [record["version_lag"] for record in read_lines(RunFolder(folder).metrics)]
+    lags = [record["staleness"] for record in read_lines(RunFolder(folder).metrics)]
     return {"before": first["accuracy"], "lag": statistics.median(lags)} | {
         name: last[name] for name in ("accuracy", "low", "high")
     }
@@ -248,8 +248,8 @@ def _step_times(recipe: Recipe, folder: Path) -> dict[str, float]:
     drawing, training = middle("rollout", "reward"), middle("score", "credit", "update")
     return {
         "step": statistics.median(record["seconds"] for record in records),
-        "drawing": drawing - (loading if recipe.engine.ahead else 0),
-        "training": training - (0 if recipe.engine.ahead else loading),
+        "drawing": drawing - (loading if recipe.engine.async_steps else 0),
+        "training": training - (0 if recipe.engine.async_steps else loading),
         "loading": loading,
     }
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy as np
 from lengths import schedule, scheduled_rollout
+from make_tiny_base import write_tokenizer
 from numpy.typing import NDArray
 
 from backends import registry
 from backends.interface import Ids
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.credit import Surrogate
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
-from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training.clock import Clock
-from delta_cli.training.rollouts import RolloutBatch, roll
-from delta_cli.training.seeds import derive
+from delta_cli.rollout.batch import RolloutBatch, roll
+from delta_cli.rollout.clock import Clock
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.seeds import derive
 from delta_cli.training.setup import backend_settings, make_grader
 from delta_cli.training.update import Credit, Scored, Updater
 
@@ -89,7 +89,7 @@ class Workload:
         _extend_tokenizer(folder / "tokenizer.json", self.vocabulary)
         return folder
 
-    def recipe(self, model: Path, preset: str, score: str = "fresh") -> Recipe:
+    def recipe(self, model: Path, preset: str, score: str = "recompute") -> Recipe:
         """The recipe of such a step."""
         return Recipe.model_validate(
             {
@@ -200,7 +200,7 @@ def steps(
     model: Path,
     preset: str,
     backend_name: str | None = None,
-    score: str = "fresh",
+    score: str = "recompute",
     updates: type[Updater] = Updater,
 ) -> Iterator[Steps]:
     """Steps with a preset on a model of their own, read from the folder ``model``."""

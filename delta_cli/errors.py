@@ -29,3 +29,7 @@ class NotFetchedError(UserError):
 
 class StopRequested(Exception):
     """Somebody asked the run to stop; raised where that loses nothing that was saved."""
+
+
+class RenamedWarning(FutureWarning):
+    """A recipe uses a key's old name, which works for one more release."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
 from delta_cli.doctor import plan_text
-from delta_cli.doctor.assumed import ASSUMPTIONS
+from delta_cli.doctor.assumptions import ASSUMPTIONS
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
 from delta_cli.doctor.gpus import GPUS
 from delta_cli.doctor.plan import Plan, fitted, plan
-from delta_cli.doctor.question import ENGINES, Engine, Question
+from delta_cli.doctor.plan_request import ENGINES, Engine, Question
 from delta_cli.doctor.shapes import KNOWN, shape_of
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
 from delta_cli.recipe.aliases import TRAINERS

@@ -31,7 +31,7 @@ from delta_cli.credit import MiniBatch, Surrogate, group_advantages, method, tok
 from delta_cli.data import tasks
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rewards.mathematics import math_reward
+from delta_cli.rewards.math.verdict import math_reward
 
 PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # G a step, responses to each, tokens of the longest
 MINI_BATCHES = 4  # updates on each batch

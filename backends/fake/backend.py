@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from backends.batching import PaddedBatch, micro_batches
-from backends.engine import LocalEngine
 from backends.fake import folder as model_folder
 from backends.fake.optimizer import AdamW
 from backends.fake.qwen3 import Array, Back, Qwen3, Weights
@@ -30,6 +29,7 @@ from backends.interface import (
     starts_of,
     token_index,
 )
+from backends.local_engine import LocalEngine
 from backends.process import peak_resident
 from backends.weights import refuse_nonfinite
 

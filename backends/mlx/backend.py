@@ -14,7 +14,6 @@ from mlx_lm.utils import get_total_parameters
 
 from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_batches, stretches
 from backends.collective import SOLO
-from backends.engine import LocalEngine
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -30,6 +29,7 @@ from backends.interface import (
     Sequences,
     token_index,
 )
+from backends.local_engine import LocalEngine
 from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export

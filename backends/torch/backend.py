@@ -13,7 +13,6 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, packed_batches, stretches
 from backends.collective import SOLO
-from backends.engine import LocalEngine
 from backends.interface import (
     BackendError,
     BackendSettings,
@@ -30,6 +29,7 @@ from backends.interface import (
     Sequences,
     token_index,
 )
+from backends.local_engine import LocalEngine
 from backends.process import default_threads, peak_resident
 from backends.torch import adapters
 from backends.torch.collective import TorchCollective

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from backends.batching import pack, uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
 from backends.torch.cache import Prefix, SlotCache
-from backends.torch.decoding import Decoder
+from backends.torch.cuda_graphs import Decoder
 from backends.torch.features import Collector, DrawnFeatures
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from backends.interface import BackendError, Floats, Ids, Sampling
-from backends.vllm.calls import Aborted, Calls
+from backends.vllm.open_connections import Aborted, Calls
 
 SUPPORTED = (0, 32)  # its calls changed between minor versions
 MODEL, ADAPTER = "delta", "delta-adapter"  # names under which a launched server has the model, and any the adapter

@@ -23,9 +23,9 @@ from backends.interface import (
     starts_of,
 )
 from backends.vllm.api import Api, ServerError, environment_words
-from backends.vllm.drawing import Drawn, Job, draw
 from backends.vllm.folder import servable
 from backends.vllm.launcher import Launcher
+from backends.vllm.request_pool import Drawn, Job, draw
 from backends.vllm.verification import Answers, Verifier
 
 ROUNDS = 4  # of drawing what is missing, before a rollout is given up

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from delta_cli import __version__
+from delta_cli.errors import RenamedWarning
 
 # As they are used, one after the other.
 ORDER = (
@@ -64,8 +67,19 @@ def _options(
 from delta_cli.cli import chat, doctor, evaluate, export, init, look, parity, recipe, runs, study, train  # noqa: E402, F401
 
 
+def _show_renamed(
+    message: Warning | str, category: type[Warning], *place: Any, show: Any = warnings.showwarning
+) -> None:
+    """Print a renamed key as one line; other warnings as Python does."""
+    if issubclass(category, RenamedWarning):
+        typer.echo(f"note: {message}", err=True)
+    else:
+        show(message, category, *place)
+
+
 def main() -> None:
     """Run a command; what a person can put right is one line and exit code 2."""
+    warnings.showwarning = _show_renamed  # type: ignore[assignment]  # its last arguments go on as they came
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):

@@ -59,7 +59,7 @@ def chat(
     from backends import registry
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.conversation import Conversation
-    from delta_cli.evaluation.subject import find_subject
+    from delta_cli.runs.checkpoint_reference import find_subject
     from delta_cli.training.setup import template_of
 
     subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))

@@ -51,7 +51,7 @@ def run_folder(recipe: Path | None, chosen: Path | None, resume: bool, longer: b
 
 
 def _newest_unfinished(longer: bool) -> Path:
-    from delta_cli.reporting.runs import find_runs
+    from delta_cli.reporting.run_list import find_runs
 
     runs = [run for run in find_runs(RUNS) if run.state != "damaged"] if RUNS.is_dir() else []
     if not runs:

@@ -73,7 +73,7 @@ def _plan(
     from delta_cli.doctor import plan_text
     from delta_cli.doctor.gpus import find_gpu
     from delta_cli.doctor.plan import fitted, plan
-    from delta_cli.doctor.question import ENGINES, Question
+    from delta_cli.doctor.plan_request import ENGINES, Question
     from delta_cli.doctor.shapes import shape_of
 
     if not 1 <= processes <= MOST:

@@ -12,8 +12,8 @@ from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from backends.interface import Sampler
-    from delta_cli.evaluation.subject import Subject
     from delta_cli.recipe.models import Engine
+    from delta_cli.runs.checkpoint_reference import Subject
 
 EngineOption = Annotated[
     str | None,
@@ -46,7 +46,7 @@ def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engin
         raise UserError(f"--engine: '{engine}' is none; give local, vllm, or http://host:port of a running server")
     own = {} if subject.recipe is None else subject.recipe.engine.model_dump(exclude_defaults=True)
     try:
-        return Engine(**(own | {"colocated": False, "ahead": 0} | changes))
+        return Engine(**(own | {"colocated": False, "async_steps": 0} | changes))
     except ValidationError as error:
         raise UserError(f"--engine: {error.errors()[0]['msg']}") from error
 
@@ -56,7 +56,7 @@ def open_engine(
 ) -> tuple[Sampler, str]:
     """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
     from backends import registry
-    from delta_cli.training.engine import open_evaluator
+    from delta_cli.rollout.open_sampler import open_evaluator
 
     if engine.kind == "local":
         learner = registry.create(backend, subject.settings)

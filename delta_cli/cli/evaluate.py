@@ -27,10 +27,10 @@ from delta_cli.errors import UserError
 if TYPE_CHECKING:
     from delta_cli.evaluation.evaluate import Benchmark
     from delta_cli.evaluation.results import Evaluation, EvaluationSettings
-    from delta_cli.evaluation.subject import Subject
     from delta_cli.recipe import Recipe
     from delta_cli.recipe.models import Engine
-    from delta_cli.rewards.combined import Graders
+    from delta_cli.rewards.weighted import Graders
+    from delta_cli.runs.checkpoint_reference import Subject
 
 SuiteOption = Annotated[
     str | None,
@@ -80,8 +80,8 @@ def evaluate(
     """
     from rich.console import Console
 
-    from delta_cli.evaluation.subject import find_subject
     from delta_cli.evaluation.tables import render
+    from delta_cli.runs.checkpoint_reference import find_subject
 
     if suite and data:
         raise UserError("--suite and --data: give one of them")
@@ -138,7 +138,7 @@ def compare(
     from rich.console import Console
 
     from delta_cli.evaluation import compare as comparison
-    from delta_cli.evaluation.found import comparable, evaluations_of
+    from delta_cli.evaluation.saved_results import comparable, evaluations_of
     from delta_cli.evaluation.tables import render_comparison, render_found
 
     console = Console()
@@ -199,9 +199,9 @@ def _settings_of(subject: Subject) -> EvaluationSettings:
 
 def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool) -> Graders:
     """A suite's verifier; without a suite, a run's own reward."""
-    from delta_cli.rewards.combined import Graders, Part
     from delta_cli.rewards.grader import Grader
     from delta_cli.rewards.spec import RewardSpec
+    from delta_cli.rewards.weighted import Graders, Part
     from delta_cli.training.setup import make_grader
 
     if suite is None and subject.recipe is not None:
@@ -240,7 +240,7 @@ def _run(
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.evaluate import own_folder
     from delta_cli.reporting.progress import evaluation_progress
-    from delta_cli.rewards.responses import RolloutWorker
+    from delta_cli.rollout.worker import RolloutWorker
 
     with ExitStack() as stack:
         stack.enter_context(grader)

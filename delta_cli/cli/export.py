@@ -29,8 +29,8 @@ def export(
     backend: BackendOption = "auto",
 ) -> None:
     """Write a run's model at one of its steps as a folder that transformers and mlx-lm open, with a model card."""
-    from delta_cli.evaluation.subject import export_model, find_subject
     from delta_cli.publishing import publish
+    from delta_cli.runs.checkpoint_reference import export_model, find_subject
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: is there already and not an empty folder; choose another one")

@@ -41,9 +41,9 @@ def init(
 ) -> None:
     """Write a commented starter recipe for your own data and model, and say what to run next."""
     from delta_cli.cli.choose import run_folder
-    from delta_cli.doctor.starter import Start, starter
+    from delta_cli.cli.starter import Start, starter
     from delta_cli.recipe import load_recipe
-    from delta_cli.training.run_folder import writing
+    from delta_cli.runs.folder import writing
 
     source = data or _only_data()
     chosen = model or _only_model()

@@ -26,7 +26,7 @@ def runs(
 
     from rich.console import Console
 
-    from delta_cli.reporting.runs import RunTable, find_runs
+    from delta_cli.reporting.run_list import RunTable, find_runs
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; train something first, or say where the runs are: delta runs DIR")

@@ -52,10 +52,10 @@ def study(
     from filelock import FileLock, Timeout
     from rich.console import Console
 
+    from delta_cli.runs.folder import writing
     from delta_cli.study.grid import Grid
     from delta_cli.study.plan import load_study
     from delta_cli.study.watch import StudyWatch
-    from delta_cli.training.run_folder import writing
 
     given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
     loaded = load_study(plan, scale, set_ or (), **{name: value for name, value in given if value is not None})
@@ -90,10 +90,10 @@ def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
 
     from backends import registry
     from delta_cli.doctor.machine import look
+    from delta_cli.runs.folder import writing
     from delta_cli.study import render
     from delta_cli.study import summary as results
     from delta_cli.study.measured import measured, measured_arms, measured_table
-    from delta_cli.training.run_folder import writing
 
     found = results.outcomes(study, folder)
     rows = results.summarise(study, found)

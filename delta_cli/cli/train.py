@@ -139,8 +139,8 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool,
     """Run to the end or until asked to stop; the exit code. The first rank alone prints."""
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
-    from delta_cli.training.ending import recorded_end
-    from delta_cli.training.observer import Observer
+    from delta_cli.runs.observer import Observer
+    from delta_cli.runs.status import recorded_end
     from delta_cli.training.setup import open_trainer
     from delta_cli.training.trainer import Interrupted
 

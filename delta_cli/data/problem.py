@@ -11,7 +11,7 @@ class Problem:
     """A question to sample responses to, and what a reward needs to judge them.
 
     ``answer`` is the gold answer: a string for mathematics, a tests table for code (see
-    ``delta_cli.rewards.code``), whatever the user's own function reads for a custom reward.
+    ``delta_cli.rewards.code.verdict``), whatever the user's own function reads for a custom reward.
     """
 
     id: str

@@ -17,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
-from backends.stopping import StopText
+from backends.stop_strings import StopText
 from delta_cli.errors import NotFetchedError, UserError
 
 Ids = NDArray[np.int64]

@@ -18,15 +18,15 @@ from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.doctor.deadline import TooSlow, Watch
 from delta_cli.doctor.estimate import Item, estimate, needed, totals, trained
-from delta_cli.doctor.layout import layout
 from delta_cli.doctor.mac import PATIENCE, attention_scores, longest_operation, second_chunk
 from delta_cli.doctor.machine import Machine, look
+from delta_cli.doctor.placement import layout
 from delta_cli.doctor.shapes import Shape, shape_of
-from delta_cli.doctor.watch import TooSlow, Watch
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
-from delta_cli.rewards.combined import Graders
+from delta_cli.rewards.weighted import Graders
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
     backend_settings,

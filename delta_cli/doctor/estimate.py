@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from delta_cli.doctor.layout import ONE, Layout
+from delta_cli.doctor.placement import ONE, Layout
 from delta_cli.doctor.shapes import Shape
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import Update

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from delta_cli.doctor import assumed, timing
+from delta_cli.doctor import assumptions, timing
 from delta_cli.doctor.estimate import FLOAT, Item, estimate, key_value_bytes, totals, trained
-from delta_cli.doctor.question import Question
-from delta_cli.doctor.work import (
+from delta_cli.doctor.plan_request import Question
+from delta_cli.doctor.workload import (
     Work,
     decode_flops,
     decode_steps,
@@ -53,7 +53,7 @@ def _engine_items(question: Question, split: int, items: list[Item]) -> list[Ite
     each = key_value_bytes(question.recipe, question.shape)
     work, longest = question.drawn, question.recipe.rollout.max_prompt_tokens + question.recipe.rollout.max_tokens
     spare = question.room - totals(items)["stays"] - weights
-    wanted = min(work.responses, assumed.ENGINE_SEQUENCES // split) * work.context
+    wanted = min(work.responses, assumptions.ENGINE_SEQUENCES // split) * work.context
     cache = max(each * longest // split, min(spare, int(each * max(wanted, longest / split))))
     how = f"{cache / each:,.0f} tokens × {each / 1024:.0f} KiB, paged"
     share = "" if split == 1 else f" / {split} GPUs"
@@ -88,7 +88,7 @@ def _draw_local(question: Question) -> Phase:
     bound = max(limits, key=lambda name: limits[name])
     how = f"{steps:,.0f} steps of {slots} responses, bound by {bound}"
     prefill = timing.products(prefill_flops(shape, work), gpu)
-    return Phase("drawing", limits[bound] + steps * assumed.LOCAL_STEP + prefill, how)
+    return Phase("drawing", limits[bound] + steps * assumptions.LOCAL_STEP + prefill, how)
 
 
 def _draw_vllm(question: Question, items: list[Item]) -> Phase:
@@ -97,9 +97,9 @@ def _draw_vllm(question: Question, items: list[Item]) -> Phase:
     each = key_value_bytes(question.recipe, shape)
     cache = next(item.bytes for item in items if item.name == "KV cache")
     together = replace(work, groups=work.groups * split)  # drawn by one engine
-    slots = max(1, min(assumed.ENGINE_SEQUENCES, together.responses, int(cache * split / (each * work.context))))
+    slots = max(1, min(assumptions.ENGINE_SEQUENCES, together.responses, int(cache * split / (each * work.context))))
     steps = decode_steps(together, slots)
-    sums = 2 * shape.layers * assumed.LATENCY * (split.bit_length() - 1)  # two a layer, over the engine's GPUs
+    sums = 2 * shape.layers * assumptions.LATENCY * (split.bit_length() - 1)  # two a layer, over the engine's GPUs
     limits = {
         "reading memory": timing.reading(steps * question.read_bytes / split + each * work.drawn * work.context, gpu),
         "products": timing.products(decode_flops(shape, work), gpu),
@@ -108,7 +108,7 @@ def _draw_vllm(question: Question, items: list[Item]) -> Phase:
     on = "" if split == 1 else f" on {split} GPUs"
     how = f"{steps:,.0f} steps of {slots} responses{on}, bound by {bound}"
     prefill = timing.products(prefill_flops(shape, work), gpu)
-    return Phase("drawing", limits[bound] + steps * (assumed.ENGINE_STEP + sums) + prefill, how)
+    return Phase("drawing", limits[bound] + steps * (assumptions.ENGINE_STEP + sums) + prefill, how)
 
 
 def _score(question: Question) -> Phase:
@@ -132,7 +132,7 @@ def _score(question: Question) -> Phase:
 
 def _launches(question: Question, work: Work, forwards: int) -> float:
     """Seconds to launch the kernels of so many forwards over each micro-batch."""
-    return question.micro_batches(work) * forwards * question.shape.layers * assumed.EAGER_LAYER
+    return question.micro_batches(work) * forwards * question.shape.layers * assumptions.EAGER_LAYER
 
 
 def _credit(question: Question) -> Phase:
@@ -158,7 +158,7 @@ def _update(question: Question) -> Phase:
     flops = update_flops(question.shape, question.mini_batch, recompute=recompute, frozen=frozen)
     launches = _launches(question, question.mini_batch, 4 if recompute else 3)
     own = question.layout.share(trained(recipe, question.shape))
-    optimizer = timing.reading(assumed.ADAMW_BYTES * own, gpu)
+    optimizer = timing.reading(assumptions.ADAMW_BYTES * own, gpu)
     moments = 2 * own if recipe.update.moments == "int8" else 2 * FLOAT * own
     crossing = timing.crossing(2 * moments, gpu) if recipe.update.offload else 0.0
     seconds = question.updates * (max(timing.products(flops, gpu), launches) + optimizer + crossing)
@@ -195,7 +195,7 @@ def _sync(question: Question) -> Phase:
     """New weights for whoever draws."""
     spread, recipe = question.layout, question.recipe
     if recipe.model.published_adapters and question.engine == "vllm":
-        files = 2 * FLOAT * trained(recipe, question.shape) / assumed.DISK
+        files = 2 * FLOAT * trained(recipe, question.shape) / assumptions.DISK
         return Phase("weight sync", files, "adapters written and read")
     gather = 0.0
     if spread.parts > 1:
@@ -203,7 +203,7 @@ def _sync(question: Question) -> Phase:
     if question.engine == "vllm":
         return Phase(
             "weight sync",
-            gather + 2 * question.weight_bytes / assumed.DISK,
+            gather + 2 * question.weight_bytes / assumptions.DISK,
             "written to a file and read by the engines",
         )
     return Phase("weight sync", gather, "weights gathered to draw" if gather else "drawn from the weights themselves")

@@ -8,9 +8,9 @@ from typing import Any
 
 from delta_cli.doctor.estimate import Item, needed, totals
 from delta_cli.doctor.gpus import Gpu
-from delta_cli.doctor.layout import Layout
 from delta_cli.doctor.phases import Phase, memory, phases
-from delta_cli.doctor.question import Engine, Question
+from delta_cli.doctor.placement import Layout
+from delta_cli.doctor.plan_request import Engine, Question
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from delta_cli.doctor.assumed import ASSUMPTIONS
+from delta_cli.doctor.assumptions import ASSUMPTIONS
 from delta_cli.doctor.estimate import Item, totals
 from delta_cli.doctor.phases import NAMES
 from delta_cli.doctor.plan import Plan
-from delta_cli.doctor.question import Question
+from delta_cli.doctor.plan_request import Question
 
 COLUMNS = 80
 SHORT = {"drawing": "draw", "scoring": "score", "updating": "update", "collectives": "coll.", "weight sync": "sync"}

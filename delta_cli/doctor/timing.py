@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 
-from delta_cli.doctor import assumed
+from delta_cli.doctor import assumptions
 from delta_cli.doctor.gpus import Gpu
 
 
 def products(flops: float, gpu: Gpu) -> float:
     """Seconds of large matrix products."""
-    return flops / (gpu.flops * assumed.MFU)
+    return flops / (gpu.flops * assumptions.MFU)
 
 
 def reading(count: float, gpu: Gpu) -> float:
     """Seconds to read or write bytes of the GPU's memory."""
-    return count / (gpu.bandwidth * assumed.BANDWIDTH)
+    return count / (gpu.bandwidth * assumptions.BANDWIDTH)
 
 
 def crossing(count: float, gpu: Gpu) -> float:
     """Seconds for bytes from or to the host's memory."""
-    return count / (gpu.host * assumed.LINK)
+    return count / (gpu.host * assumptions.LINK)
 
 
 def gathering(count: float, pieces: int, processes: int, gpu: Gpu) -> float:
@@ -35,9 +35,9 @@ def gathering(count: float, pieces: int, processes: int, gpu: Gpu) -> float:
     inside, nodes = min(processes, gpu.node), math.ceil(processes / gpu.node)
     links = count * (inside - 1) / inside / gpu.link
     network = count * (nodes - 1) / nodes / gpu.network
-    return max(links, network) / assumed.LINK + pieces * assumed.LATENCY * math.log2(processes)
+    return max(links, network) / assumptions.LINK + pieces * assumptions.LATENCY * math.log2(processes)
 
 
 def exposed(transfers: float, beside: float) -> float:
     """Seconds of transfers that the computing ``beside`` them, in seconds, does not hide."""
-    return transfers - assumed.OVERLAP * min(transfers, beside)
+    return transfers - assumptions.OVERLAP * min(transfers, beside)

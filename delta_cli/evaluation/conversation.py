@@ -11,8 +11,8 @@ from backends.interface import RolloutRequest, Sampler, Sampling
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rewards.responses import before_stop
-from delta_cli.training.seeds import derive
+from delta_cli.rollout.worker import before_stop
+from delta_cli.seeds import derive
 
 
 @dataclass

@@ -21,11 +21,11 @@ from delta_cli.evaluation import results
 from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, Outcome, Response
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.store import ResponseFile, writing
-from delta_cli.rewards.boxed import last_box
 from delta_cli.rewards.choice import chosen
 from delta_cli.rewards.grader import Verdict
-from delta_cli.rewards.number import last_number
-from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.rewards.math.boxed import last_box
+from delta_cli.rewards.math.last_number import last_number
+from delta_cli.rollout.worker import RolloutWorker
 
 SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "mpmath", "datasets")

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from delta_cli.evaluation.compare import Comparison, Row
-from delta_cli.evaluation.found import Found
 from delta_cli.evaluation.results import Evaluation, KindResult, Summary
+from delta_cli.evaluation.saved_results import Found
 from delta_cli.evaluation.statistics import Estimate
 from delta_cli.text import count
 

@@ -9,7 +9,7 @@ from delta_cli.assets import model_path
 from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.document import to_toml
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 from delta_cli.text import percent
 
 LIBRARY = {True: "mlx", False: "transformers"}  # by whether the weights are quantised, which mlx-lm alone reads

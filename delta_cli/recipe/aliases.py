@@ -106,7 +106,7 @@ VERL = (
     Alias("actor_rollout_ref.actor.fsdp_config.optimizer_offload", "update.offload"),
     Alias("algorithm.adv_estimator", "method.preset", "grpo, rloo, …"),
     Alias("algorithm.norm_adv_by_std_in_grpo", "method.advantage"),
-    Alias("algorithm.filter_groups.enable", "rollout.dynamic"),
+    Alias("algorithm.filter_groups.enable", "rollout.dynamic_sampling"),
     Alias("reward_model.overlong_buffer.len", "reward.overlong_buffer"),
     Alias("reward_model.overlong_buffer.penalty_factor", "reward.overlong_factor"),
     Alias("custom_reward_function.path", "reward.custom_file"),

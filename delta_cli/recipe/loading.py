@@ -23,6 +23,7 @@ from delta_cli.recipe.mistakes import (
     shown,
 )
 from delta_cli.recipe.models import Recipe
+from delta_cli.recipe.renamed import with_new_keys
 
 Table = dict[str, Any]
 
@@ -34,14 +35,14 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | 
     one line, for a file that cannot be read and for every key or value that is not allowed.
     """
     table = {} if path is None else read_recipe(path)
-    _lay_over(table, over or {}, "overrides", str(path))
+    _lay_over(table, with_new_keys(over or {}, str(path)), "overrides", str(path))
     return _overridden(table, overrides, str(path) if path else "the defaults")
 
 
 def parse_recipe(table: Table, where: str) -> Recipe:
     """The recipe of a table that is already read; ``where`` names it in messages."""
     try:
-        return Recipe.model_validate(_lists_to_tuples(table))
+        return Recipe.model_validate(_lists_to_tuples(with_new_keys(table, where)))
     except ValidationError as error:
         raise UserError(explain(error, where)) from None
 
@@ -70,7 +71,7 @@ def _changed(table: Table, overrides: Sequence[str]) -> Any:
     """The table with overrides, its lists as tuples."""
     changed = deepcopy(table)
     for override in overrides:
-        changes = _override(override)
+        changes = with_new_keys(_override(override), f"--set {override}")
         rewards = changed.get("reward")
         if "reward" in changes and rewards and isinstance(rewards, list | tuple):
             changes = {"reward": _one_of(rewards, changes["reward"], override)}
@@ -113,6 +114,7 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Table:
         raise UserError(f"{path}: extends itself, by way of {' → '.join(p.name for p in (*seen, resolved))}")
     table = read_toml(path)
     from_elsewhere(table, path)
+    table = with_new_keys(table, str(path))
     parent = table.pop("extends", None)
     if parent is None:
         return table

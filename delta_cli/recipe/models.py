@@ -105,8 +105,8 @@ class Rollout(Section):
     )
     batch: int = key(512, "responses generated at a time", "responses", ge=1)
     long_prompts: Literal["drop", "cut"] = key("drop", "longer than max_prompt_tokens: left out, or cut on the left")
-    dynamic: bool = key(False, "draw again until every kept group has rewards that differ")
-    dynamic_limit: int = key(4, "dynamic: give up after so many draws a step", "draws", ge=1, le=100)
+    dynamic_sampling: bool = key(False, "draw again until every kept group has rewards that differ")
+    dynamic_sampling_limit: int = key(4, "dynamic_sampling: give up after so many draws a step", "draws", ge=1, le=100)
 
     @model_validator(mode="after")
     def _no_empty_stop(self) -> Self:
@@ -143,10 +143,10 @@ class Update(Section):
     max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
     moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
     offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
-    score: Literal["auto", "fresh", "rollout"] = key(
+    old_logprobs: Literal["auto", "recompute", "rollout"] = key(
         "auto",
-        "log-probabilities, entropies and features before the update: of a forward of their own (fresh), or those that "
-        "drawing had at hand (rollout: local engine only); auto: in float32 the latter, which are the same, else fresh",
+        "old log-probabilities, entropies and features. recompute: one forward pass before the update; rollout: those "
+        "the local engine kept while it sampled; auto: rollout in float32, where they are equal, else recompute",
     )
     kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
     importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
@@ -232,7 +232,7 @@ class Engine(Section):
         lt=1,
     )
     colocated: bool = key(False, "vllm: the server frees the GPU they share while the trainer works")
-    ahead: int = key(0, "vllm: draw the next batch while this one is trained on", "batches", ge=0, le=1)
+    async_steps: int = key(0, "vllm: draw the next batch while this one is trained on", "batches", ge=0, le=1)
     concurrency: int = key(256, "vllm: requests at a time, for each server", "requests", ge=1, le=4096)
     deadline: float = key(1800.0, "vllm: longest wait for one response", "seconds", gt=0)
     tolerance: float | None = key(
@@ -247,8 +247,10 @@ class Engine(Section):
                 raise ValueError(f'engine.{min(changed)} is about vLLM; set engine.kind = "vllm", or remove it')
         elif self.launch == bool(self.url):
             raise ValueError('engine.kind = "vllm" needs either engine.url of running servers or engine.launch = true')
-        if self.ahead and self.colocated:
-            raise ValueError("engine.ahead draws while the trainer works: they cannot share a GPU (engine.colocated)")
+        if self.async_steps and self.colocated:
+            raise ValueError(
+                "engine.async_steps draws while the trainer works: they cannot share a GPU (engine.colocated)"
+            )
         return self
 
 
@@ -296,8 +298,8 @@ class Recipe(Section):
     @property
     def scores_as_drawn(self) -> bool:
         """Whether what drawing knew of the tokens stands for scoring them: no forward is made for that."""
-        if self.update.score != "auto":
-            return self.update.score == "rollout"
+        if self.update.old_logprobs != "auto":
+            return self.update.old_logprobs == "rollout"
         alike = self.engine.kind == "local" and self.model.dtype == "float32"
         return alike and self.update.importance_cap is None
 
@@ -338,17 +340,25 @@ class Recipe(Section):
             raise ValueError(
                 f"method.advantage = {method.advantage} compares responses of one prompt; set rollout.responses above 1"
             )
-        if self.rollout.dynamic and self.rollout.responses == 1:
-            raise ValueError("rollout.dynamic keeps groups whose rewards differ; set rollout.responses above 1")
+        if self.rollout.dynamic_sampling and self.rollout.responses == 1:
+            raise ValueError(
+                "rollout.dynamic_sampling keeps groups whose rewards differ; set rollout.responses above 1"
+            )
         if self.evaluation.every == "never" and self.checkpoint.keep_best == "eval_accuracy":
             raise ValueError(
                 'evaluation.every = "never" leaves no eval_accuracy to choose by; set checkpoint.keep_best = "accuracy"'
             )
         check_rewards(self.rewards, self.rollout.max_tokens)
-        if self.update.score == "rollout" and self.engine.kind != "local":
-            raise ValueError('engine.kind = "vllm" tells no features or entropies; set update.score = "fresh"')
-        if self.update.score == "rollout" and self.update.importance_cap is not None:
-            raise ValueError('update.importance_cap compares with a forward; set update.score = "fresh", or remove it')
-        if self.engine.ahead and self.parallel.processes > 1:
-            raise ValueError("engine.ahead needs one training process; set engine.ahead = 0 or parallel.processes = 1")
+        if self.update.old_logprobs == "rollout" and self.engine.kind != "local":
+            raise ValueError(
+                'engine.kind = "vllm" tells no features or entropies; set update.old_logprobs = "recompute"'
+            )
+        if self.update.old_logprobs == "rollout" and self.update.importance_cap is not None:
+            raise ValueError(
+                'update.importance_cap compares with a forward; set update.old_logprobs = "recompute", or remove it'
+            )
+        if self.engine.async_steps and self.parallel.processes > 1:
+            raise ValueError(
+                "engine.async_steps needs one training process; set engine.async_steps = 0 or parallel.processes = 1"
+            )
         return self

@@ -39,8 +39,8 @@ class Reward(Section):
         "format: regular expression of the whole response (a dot is any character); absent: one answer in the form "
         "that the verifier beside it reads",
     )
-    format: float = key(0.0, "added where a response has exactly one closed \\boxed{}", ge=-10, le=10)
-    length: float = key(0.0, "subtracted for every thousand tokens of a response", ge=0, le=10)
+    format_bonus: float = key(0.0, "added where a response has exactly one closed \\boxed{}", ge=-10, le=10)
+    length_penalty: float = key(0.0, "subtracted for every thousand tokens of a response", ge=0, le=10)
     overlong_buffer: int | None = key(None, "overlong shaping starts so many tokens before max_tokens", "tokens", ge=1)
     overlong_factor: float = key(1.0, "weight of overlong shaping", ge=0, le=10)
     flip: float = key(0.0, "share of rewards flipped at random between right and wrong, to study noise", ge=0, le=0.5)

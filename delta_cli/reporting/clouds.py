@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.tokens import TokenCredit, TokenStatistics
+from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
 
 WORDS = 24  # of each half

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from delta_cli.reporting.live import LiveObserver
 from delta_cli.reporting.pace import Pace
+from delta_cli.runs.observer import Example, Notice, Observer, Record
 from delta_cli.text import count, duration, evaluation_line, number, percent, visible
-from delta_cli.training.observer import Example, Notice, Observer, Record
 
 Mode = Literal["auto", "live", "plain", "quiet", "json"]
 

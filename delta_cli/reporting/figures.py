@@ -12,7 +12,7 @@ from typing import Any
 
 from delta_cli.reporting import clouds
 from delta_cli.reporting.outcomes import lengths_by_outcome
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
 from delta_cli.training.metrics import METRICS, PHASES
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.reporting.prefixes import Node, first_parting, prefix_tree
-from delta_cli.reporting.recorded import RecordedRun, Response
 from delta_cli.reporting.scale import Scale
 from delta_cli.reporting.tokens import TokenStatistics, TokenTable
 from delta_cli.rewards.equations import Equation, find_equations
+from delta_cli.runs.records import RecordedRun, Response
 
 NAMED = 8  # problems that an error message lists
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from delta_cli.reporting.pace import Pace
+from delta_cli.runs.observer import Example, Notice, Observer, Record
 from delta_cli.text import (
     duration,
     evaluation_line,
@@ -26,7 +27,6 @@ from delta_cli.text import (
     tail,
     visible,
 )
-from delta_cli.training.observer import Example, Notice, Observer, Record
 
 REFRESH_PER_SECOND = 3
 PHASES = {

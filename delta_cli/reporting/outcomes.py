@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 
 READ_TOKENS = 200_000  # of all steps together
 FEWEST, MOST = 3, 24  # steps that are read, as many as READ_TOKENS allows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from delta_cli.training.observer import Record
+from delta_cli.runs.observer import Record
 
 RECENT = 20  # steps whose mean time is expected of those to come
 

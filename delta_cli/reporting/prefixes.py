@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delta_cli.reporting.recorded import Response
+from delta_cli.runs.records import Response
 
 
 @dataclass(frozen=True)

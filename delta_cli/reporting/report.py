@@ -19,8 +19,8 @@ from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.reporting.figures import Drawing, charts, phase_means
 from delta_cli.reporting.inspection import Inspection, build, most_mixed
 from delta_cli.reporting.page import environment
-from delta_cli.reporting.recorded import RecordedRun, Response
 from delta_cli.reporting.tokens import TokenStatistics
+from delta_cli.runs.records import RecordedRun, Response
 from delta_cli.training.metrics import METRICS
 
 PAGE_TOKENS = 24_000  # in the heatmaps of all runs together

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.reporting.recorded import Response
+from delta_cli.runs.records import Response
 
 Kind = Literal["formatting", "digits", "words"]
 Side = Literal["+", "−"]

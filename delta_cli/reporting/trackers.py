@@ -18,7 +18,7 @@ from typing import Any
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
-from delta_cli.training.observer import Observer, Record, Several
+from delta_cli.runs.observer import Observer, Record, Several
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from delta_cli.rewards.boxed import last_box
+from delta_cli.rewards.math.boxed import last_box
 
 LETTERS = "ABCDEFGHIJ"
 

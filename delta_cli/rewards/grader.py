@@ -17,11 +17,11 @@ from pebble import ProcessExpired, ProcessPool
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
-from delta_cli.rewards.boxed import closed_boxes
-from delta_cli.rewards.code import code_blocks
-from delta_cli.rewards.mathematics import quick_verdict
-from delta_cli.rewards.number import MARK, last_number, number_reward
-from delta_cli.rewards.sandbox import find_sandbox
+from delta_cli.rewards.code.sandbox import find_sandbox
+from delta_cli.rewards.code.verdict import code_blocks
+from delta_cli.rewards.math.boxed import closed_boxes
+from delta_cli.rewards.math.last_number import MARK, last_number, number_reward
+from delta_cli.rewards.math.verdict import quick_verdict
 from delta_cli.rewards.spec import Kind, RewardSpec
 from delta_cli.rewards.verifiers import Verifier, verifier
 

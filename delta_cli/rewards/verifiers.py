@@ -11,10 +11,10 @@ from pathlib import Path
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.rewards.choice import choice_reward
-from delta_cli.rewards.code import check_tests, code_reward
-from delta_cli.rewards.lenient import LENIENT
-from delta_cli.rewards.mathematics import math_reward, warm_up
-from delta_cli.rewards.number import last_number, number_reward
+from delta_cli.rewards.code.verdict import check_tests, code_reward
+from delta_cli.rewards.math.external_graders import LENIENT
+from delta_cli.rewards.math.last_number import last_number, number_reward
+from delta_cli.rewards.math.verdict import math_reward, warm_up
 from delta_cli.rewards.spec import Kind, RewardSpec
 
 Verifier = Callable[[str, Problem], float]

@@ -17,10 +17,10 @@ from filelock import FileLock, Timeout
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, Evaluation
 from delta_cli.recipe import to_toml
+from delta_cli.runs import checkpoint, export_stamp
+from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.study.plan import Arm, Measure, Study
 from delta_cli.text import duration, percent
-from delta_cli.training import checkpoint, exported
-from delta_cli.training.run_folder import RunFolder, read_lines
 
 Report = Callable[[str], None]
 
@@ -44,7 +44,7 @@ class Cell:
         """The step that is measured; None before the run has ended, or where a checkpoint cannot be read."""
         run = RunFolder(self.folder)
         if measure.checkpoint == "last":
-            return exported.step_of(run.model)
+            return export_stamp.step_of(run.model)
         found = checkpoint.steps(run.checkpoints)
         if not found:
             return None

@@ -11,9 +11,9 @@ import numpy as np
 from scipy import stats
 
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
+from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.study.grid import cells
 from delta_cli.study.plan import Study
-from delta_cli.training.run_folder import RunFolder, read_lines
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from delta_cli.data.tokenizer import Ids, Tokenizer
 from delta_cli.rewards.equations import find_equations
-from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.rollout.batch import RolloutBatch
 
 
 def blamed_tokens(batch: RolloutBatch, advantages: NDArray[np.float64], tokenizer: Tokenizer) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delta_cli.credit.coefficients import TokenCoefficients
-from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.rollout.batch import RolloutBatch
 
 RANK_PHASES = ("rollout", "score", "update")  # those whose time may differ between processes
 PHASES = ("rollout", "reward", "score", "credit", "update", "evaluate", "save")
@@ -34,7 +34,7 @@ METRICS: dict[str, Metric] = {
     "reward_failures": Metric(
         "responses", "with a verification that was killed or failed; the reward of that one is 0", "0"
     ),
-    "equal_groups": Metric(
+    "zero_variance_groups": Metric(
         "share", "prompts whose responses all got one reward: nothing is learned from them", "below 0.8"
     ),
     "prompts_drawn": Metric("prompts", "prompts drawn to fill the batch", "the recipe's, unless sampling is dynamic"),
@@ -53,7 +53,9 @@ METRICS: dict[str, Metric] = {
         "below 0.05",
     ),
     "engine_gap_max": Metric("nats", "the largest of these"),
-    "version_lag": Metric("updates", "of the weights since the batch was drawn; more than 0 with engine.ahead", "0"),
+    "staleness": Metric(
+        "updates", "of the weights since the batch was drawn; more than 0 with engine.async_steps", "0"
+    ),
     "loss": Metric("", "mean over the updates; 0 at the first on a batch by construction: watch the reward"),
     "grad_norm": Metric("", "mean over the updates, before clipping", "finite, above 0"),
     "learning_rate": Metric("", "of the step"),
@@ -69,7 +71,7 @@ METRICS: dict[str, Metric] = {
     "kl_reference": Metric("nats", "mean k3 estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
     "ratio_gap_first": Metric("nats", "largest |logp − logp_old| at the first update: rounding", "below 0.001"),
     "ratio_gap": Metric("nats", "largest |logp − logp_old| at any update", "above 0 when there is more than one"),
-    "policy_shift": Metric(
+    "probe_logprob_change": Metric(
         "nats", "largest change of a log-probability of the batch's shortest response over the updates", "above 0"
     ),
     "coefficient_mean": Metric("", "mean token coefficient; like the next fifteen, with credit delta only", "1"),
@@ -106,7 +108,8 @@ RANK_METRICS = {
 }
 AHEAD_METRICS = {
     "seconds_waited": Metric(
-        "s", "with engine.ahead: waited for a batch, most of whose seconds_rollout passed while another was trained on"
+        "s",
+        "with engine.async_steps: time the trainer waited for the batch; most of seconds_rollout overlaps training",
     ),
 }
 REWARD_METRICS = {
@@ -123,7 +126,7 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         **{f"reward_{name}": float(rewards.mean()) for name, rewards in batch.each_reward.items()},
         "accuracy": float(batch.correct.mean()),
         "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
-        "equal_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),
+        "zero_variance_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),
         "prompts_drawn": drawn,
         "batch_filled": len(batch.problems) / wanted,
         "response_length_mean": float(lengths.mean()),

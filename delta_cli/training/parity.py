@@ -22,8 +22,8 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.grader import Verdict
-from delta_cli.training.rollouts import RolloutBatch
-from delta_cli.training.run_folder import read_lines
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.runs.folder import read_lines
 from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 

@@ -25,14 +25,14 @@ from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.reward import Reward
-from delta_cli.rewards.combined import Graders, Part
 from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.responses import RolloutWorker
 from delta_cli.rewards.spec import Overlong, RewardSpec
 from delta_cli.rewards.verifiers import check_answers
-from delta_cli.training.engine import open_sampler
-from delta_cli.training.observer import Notice, Observer
-from delta_cli.training.run_folder import FollowedFolder, RunFolder
+from delta_cli.rewards.weighted import Graders, Part
+from delta_cli.rollout.open_sampler import open_sampler
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.folder import FollowedFolder, RunFolder
+from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.trainer import Trainer
 
 GOLD_SAMPLE = 200  # gold answers verified before a run
@@ -252,8 +252,8 @@ def _grader(recipe: Recipe, reward: Reward) -> Grader:
         overlong = Overlong(recipe.rollout.max_tokens, reward.overlong_buffer, reward.overlong_factor)
     spec = RewardSpec(
         kind=reward.kind,
-        format_bonus=reward.format,
-        length_penalty=reward.length,
+        format_bonus=reward.format_bonus,
+        length_penalty=reward.length_penalty,
         overlong=overlong,
         grader=reward.verifier,
         mode=reward.code,

@@ -19,15 +19,16 @@ from delta_cli.errors import StopRequested, UserError
 from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
 from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
-from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training import checkpoint, exported, tripwires
-from delta_cli.training.batches import Batch, Batches
-from delta_cli.training.checkpoint import State
-from delta_cli.training.clock import Clock
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.clock import Clock
+from delta_cli.rollout.collect import Batch, Batches
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs import checkpoint, export_stamp
+from delta_cli.runs.checkpoint import State
+from delta_cli.runs.folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
+from delta_cli.runs.observer import Example, Notice, Observer
+from delta_cli.training import tripwires
 from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, swapped
-from delta_cli.training.observer import Example, Notice, Observer
-from delta_cli.training.rollouts import RolloutBatch
-from delta_cli.training.run_folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
 from delta_cli.training.update import Credit, Updater
 
 Record = dict[str, Any]
@@ -104,7 +105,7 @@ class Trainer:
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
             if self.ranks.rank == 0:
-                exported.write_step(self.folder.model, self.state.step)
+                export_stamp.write_step(self.folder.model, self.state.step)
 
     def _train(self) -> None:
         self._publish()
@@ -130,7 +131,7 @@ class Trainer:
         with self.clock.phase("update"):
             self.observer.phase("update")
             updates = self.updater.update(batch, credit, number)
-            if not self.recipe.engine.ahead:
+            if not self.recipe.engine.async_steps:
                 self._publish()
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
@@ -153,10 +154,10 @@ class Trainer:
             self._save(record)
 
     def _collect(self, number: int) -> Batch:
-        """The step's batch. With engine.ahead the next one begins to be drawn, from the weights as they are now."""
+        """The step's batch. With engine.async_steps the next one starts now, from the present weights."""
         found = self.batches.take(number, self.state.draws, self.clock)
         self._check_stop()
-        if self.recipe.engine.ahead and number + 1 < self.recipe.run.steps:
+        if self.recipe.engine.async_steps and number + 1 < self.recipe.run.steps:
             self.batches.begin(number + 1, self.state.draws + found.draws, self._new_weights())
         return found
 

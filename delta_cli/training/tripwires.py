@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from delta_cli.training.observer import Notice
+from delta_cli.runs.observer import Notice
 
 Record = dict[str, Any]
 
@@ -25,11 +25,11 @@ class Tripwire:
     text: str  # formatted with the record
 
 
-AS_DRAWN = 0.5  # nats that one token drawn in 16 bits may be off, with update.score = "rollout"
+AS_DRAWN = 0.5  # nats that one token drawn in 16 bits may be off, with update.old_logprobs = "rollout"
 SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
 
 # Numbers that every step has: null where they were none that JSON can write.
-ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "policy_shift")
+ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "probe_logprob_change")
 
 TRIPWIRES = (
     Tripwire(
@@ -44,11 +44,11 @@ TRIPWIRES = (
         lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 and now["half"] else 0.02),
         "at the first update the log-probabilities differ from those that the ratio starts from by up to "
         "{ratio_gap_first:.3g} nats; they must be equal. The forward passes before it and in training disagree: turn "
-        'off dropout, or try model.dtype = "float32"; where update.score is not "fresh", try that',
+        'off dropout, or try model.dtype = "float32"; where update.old_logprobs is not "recompute", try that',
     ),
     Tripwire(
         "weights_did_not_move",
-        lambda now, first: now["updates"] > 0 and now["grad_norm"] > 0 and now["policy_shift"] == 0,
+        lambda now, first: now["updates"] > 0 and now["grad_norm"] > 0 and now["probe_logprob_change"] == 0,
         "the gradient is {grad_norm:.3g} but the log-probabilities are the same after the update: the learning rate "
         "({learning_rate:g}) is too small for the weights' precision, or the model computes with other weights than "
         "those that are trained",
@@ -60,15 +60,17 @@ TRIPWIRES = (
     ),
     Tripwire(
         "groups_equal",
-        lambda now, first: now["equal_groups"] == 1 and now["updates"] == 0,
+        lambda now, first: now["zero_variance_groups"] == 1 and now["updates"] == 0,
         "every prompt's responses all got one reward (accuracy {accuracy:.0%}), so nothing was learned in this step "
-        "and the weights stayed as they were. Choose harder problems, or easier ones, or set rollout.dynamic = true",
+        "and the weights stayed as they were. Choose harder problems, or easier ones, or set "
+        "rollout.dynamic_sampling = true",
     ),
     Tripwire(
         "batch_not_filled",
         lambda now, first: now["batch_filled"] < 1,
         "of {prompts_drawn} prompts drawn too few had rewards that differ: the batch is {batch_filled:.0%} of what "
-        "rollout.prompts wants. Choose problems the model solves some of the time, or raise rollout.dynamic_limit",
+        "rollout.prompts wants. Choose problems the model solves some of the time, or raise "
+        "rollout.dynamic_sampling_limit",
     ),
     Tripwire(
         "all_truncated",
@@ -85,14 +87,14 @@ TRIPWIRES = (
     ),
     Tripwire(
         "engine_mismatch",
-        lambda now, first: now["engine_gap_mean"] > 0.05 and not now["version_lag"] > 0,  # older weights do differ
+        lambda now, first: now["engine_gap_mean"] > 0.05 and not now["staleness"] > 0,  # older weights do differ
         "the sampling engine's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: "
         "rollouts come from another precision, or from weights (adapters) that the updates did not reach. If it grows "
         "from step to step it is the weights; otherwise set update.importance_cap = 2.0, or one precision",
     ),
     Tripwire(
         "no_contrast",
-        lambda now, first: isinstance(now["degenerate"], str) and now["equal_groups"] < 1,
+        lambda now, first: isinstance(now["degenerate"], str) and now["zero_variance_groups"] < 1,
         "DelTA found no contrast ({degenerate}), so all tokens weighed the same in this step",
     ),
     Tripwire(

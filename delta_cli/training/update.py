@@ -30,9 +30,9 @@ from delta_cli.credit.surrogate import Totals
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.seeds import generator
 from delta_cli.training.blame import blamed_tokens
-from delta_cli.training.rollouts import RolloutBatch
-from delta_cli.training.seeds import generator
 
 Array = NDArray[np.float64]
 
@@ -68,7 +68,7 @@ class Updates:
     skipped: int = 0
     nonfinite: int = 0
     totals: list[Totals] = field(default_factory=list)  # of every update that had a forward
-    policy_shift: float = 0.0  # nats, see metrics
+    probe_logprob_change: float = 0.0  # nats, see metrics
 
     def record(self) -> dict[str, Any]:
         """The numbers for metrics.jsonl."""
@@ -84,7 +84,7 @@ class Updates:
             "kl_reference": sum(total.kl_reference for total in self.totals) / tokens,
             "ratio_gap_first": self.totals[0].ratio_gap if self.totals else None,
             "ratio_gap": max((total.ratio_gap for total in self.totals), default=0.0),
-            "policy_shift": self.policy_shift,
+            "probe_logprob_change": self.probe_logprob_change,
         }
 
 
@@ -224,7 +224,7 @@ class Updater:
                 before = self.learner.score(probe).logprobs
             self._update_on(batch, groups, surrogate, settings.rate(step, self.recipe.run.steps), done)
         if done.norms:
-            done.policy_shift = float(np.abs(self.learner.score(probe).logprobs - before).max(initial=0.0))
+            done.probe_logprob_change = float(np.abs(self.learner.score(probe).logprobs - before).max(initial=0.0))
         return done
 
     def _mini_batches(self, groups: int, step: int) -> Iterator[Ids]:

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-
-from backends import registry
-from backends.interface import BackendSettings, Engine, Sequences
-from delta_cli.assets import model_path
-from delta_cli.assets.make_tiny_base import (
+from make_tiny_base import (
     Plan,
     demonstrations,
     main,
@@ -20,6 +15,11 @@ from delta_cli.assets.make_tiny_base import (
     supervised_step,
     write_tokenizer,
 )
+from safetensors.numpy import load_file
+
+from backends import registry
+from backends.interface import BackendSettings, Engine, Sequences
+from delta_cli.assets import model_path
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data import tasks
 from delta_cli.data.prompts import encode_prompt

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
-from backends.stopping import StopText
+from backends.stop_strings import StopText
 from backends.torch import rollout
 from backends.torch.backend import TorchEngine
 from tests.device import DEVICE

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import chisquare
 
 from backends.interface import Completions, Engine, Proxy, RolloutRequest, Sampling, Sequences
-from backends.stopping import StopText
+from backends.stop_strings import StopText
 
 from .conftest import EOS, VOCAB, Make, Tolerance
 from .oracle import Oracle, cut_down

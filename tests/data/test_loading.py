@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow
 import pytest
+from make_tiny_base import write_tokenizer
 from pyarrow import parquet
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.data.loading import DataSpec, LoadReport, load_problems
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
+from make_tiny_base import write_tokenizer
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer

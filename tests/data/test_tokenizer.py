@@ -8,10 +8,10 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from make_tiny_base import EOS, write_tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 import delta_cli.data.tokenizer as module
-from delta_cli.assets.make_tiny_base import EOS, write_tokenizer
 from delta_cli.data.tokenizer import REPLACEMENT, Tokenizer
 from delta_cli.errors import UserError
 

@@ -13,7 +13,7 @@ from delta_cli.data.loading import DataSpec, load_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rewards.number import last_number
+from delta_cli.rewards.math.last_number import last_number
 
 TOKENIZER = Tokenizer.load(model_path("tiny-base"))
 

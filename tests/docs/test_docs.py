@@ -17,7 +17,7 @@ from delta_cli.cli import app
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, parse_recipe
 from delta_cli.recipe.aliases import TRAINERS
-from delta_cli.rewards.sandbox import find_sandbox
+from delta_cli.rewards.code.sandbox import find_sandbox
 
 from .documents import DOCS, DOCUMENTS, ROOT, Block, blocks, prose, run, shows
 

@@ -15,7 +15,7 @@ from delta_cli.data import tasks
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import load_recipe
 from delta_cli.rewards.grader import Verdict
-from delta_cli.training.rollouts import RolloutBatch
+from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
 
 FILE = Path(__file__).parents[2] / "docs" / "loop.py"

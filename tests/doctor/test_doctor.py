@@ -18,8 +18,8 @@ from delta_cli.assets.random_model import write_qwen3
 from delta_cli.cli.doctor import report
 from delta_cli.doctor.checks import Finding, _longest, examine
 from delta_cli.doctor.estimate import Item, estimate, needed, totals
-from delta_cli.doctor.layout import Layout
 from delta_cli.doctor.machine import Machine
+from delta_cli.doctor.placement import Layout
 from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from delta_cli.cli import app
 from delta_cli.cli.doctor import report
-from delta_cli.doctor import assumed, timing
+from delta_cli.doctor import assumptions, timing
 from delta_cli.doctor.estimate import needed, totals
 from delta_cli.doctor.gpus import GPUS, Gpu, find_gpu
-from delta_cli.doctor.layout import SPLIT_ABOVE, Layout, layout
 from delta_cli.doctor.phases import memory
+from delta_cli.doctor.placement import SPLIT_ABOVE, Layout, layout
 from delta_cli.doctor.plan import Plan, fitted, plan
-from delta_cli.doctor.question import Question
+from delta_cli.doctor.plan_request import Question
 from delta_cli.doctor.shapes import KNOWN, Shape
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
@@ -150,7 +150,7 @@ def test_more_gpus_never_take_longer_nor_more_memory(engine: Any, model: str) ->
 
 def test_gathering_by_hand() -> None:
     """Nodes of 4, 100 GB/s between GPUs, 40 GB/s between nodes, of which 70 % are used."""
-    small = 3 * assumed.LATENCY
+    small = 3 * assumptions.LATENCY
     assert timing.gathering(10e9, 3, 1, BOX) == 0
     assert timing.gathering(10e9, 3, 4, BOX) == pytest.approx(7.5e9 / 70e9 + small * 2)  # three quarters come in
     assert timing.gathering(10e9, 3, 8, BOX) == pytest.approx(5e9 / 28e9 + small * 3)  # half, through the network
@@ -257,7 +257,7 @@ def test_credit_that_does_not_fit_is_computed_again_for_each_reduction() -> None
 
 
 def test_a_small_model_is_bound_by_launching_kernels() -> None:
-    recipe = load_recipe(None, ["update.micro_batch_tokens=1000", "update.score=fresh"])
+    recipe = load_recipe(None, ["update.micro_batch_tokens=1000", "update.old_logprobs=recompute"])
     question = Question(recipe, TINY, {}, GPUS["h100"], mean_tokens=40)
     spent = seconds(plan(question))
     tokens = 8 * (150 + 16 * 40)  # of a mini-batch: 6.3 micro-batches
@@ -294,7 +294,7 @@ def test_the_text_is_within_80_columns(recipe: str, engine: str) -> None:
         result = doctor(str(RECIPES / recipe), *arguments, "--engine", engine)
         assert result.exit_code == 0
         assert max(map(len, result.output.splitlines())) <= 80
-        assert all(line[:60] in " ".join(result.output.split()) for line in assumed.ASSUMPTIONS)
+        assert all(line[:60] in " ".join(result.output.split()) for line in assumptions.ASSUMPTIONS)
 
 
 def test_json_holds_the_same_numbers() -> None:
@@ -310,7 +310,7 @@ def test_json_holds_the_same_numbers() -> None:
         for phase in ("rollout", "score", "update")
     )
     assert [row["processes"] for row in found["scaling"]] == [1, 2, 4, 6, 8, 16, 32, 64, 128, 256, 512]
-    assert found["assumptions"] == list(assumed.ASSUMPTIONS)
+    assert found["assumptions"] == list(assumptions.ASSUMPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_gpus_have_whole_data_sheets() -> None:
 def test_nothing_is_scored_where_numbers_are_those_of_drawing() -> None:
     """But for the reference policy, where there is one."""
     fresh, drawn, both, reference = (
-        seconds(plan(ask("qwen3_8b.toml", f"update.score={score}", f"update.kl_coefficient={kl}", processes=8)))
-        for score, kl in (("fresh", 0.0), ("rollout", 0.0), ("fresh", 0.1), ("rollout", 0.1))
+        seconds(plan(ask("qwen3_8b.toml", f"update.old_logprobs={score}", f"update.kl_coefficient={kl}", processes=8)))
+        for score, kl in (("recompute", 0.0), ("rollout", 0.0), ("recompute", 0.1), ("rollout", 0.1))
     )
     assert fresh["scoring"] > 0
     assert drawn["scoring"] == 0

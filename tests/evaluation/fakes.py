@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.interface import Completions, Ids, OnFinished, RolloutRequest, Sampling, starts_of
-from backends.stopping import StopText
+from backends.stop_strings import StopText
 from delta_cli.data.problem import Problem
-from delta_cli.rewards.boxed import last_box
+from delta_cli.rewards.math.boxed import last_box
 
 EOS = 0
 

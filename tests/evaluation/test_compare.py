@@ -14,8 +14,8 @@ from scipy import stats
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
 from delta_cli.evaluation.compare import Comparison, compare
-from delta_cli.evaluation.found import comparable, evaluations_of
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
+from delta_cli.evaluation.saved_results import comparable, evaluations_of
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.tables import render, render_comparison, render_found
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make_tiny_base import write_tokenizer
 from rich.console import Console
 
 from backends.interface import BackendSettings
 from backends.registry import create
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -22,7 +22,7 @@ from delta_cli.evaluation.evaluate import Benchmark, evaluate, run_benchmark
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings
 from delta_cli.evaluation.suites import load_benchmarks, load_suite
 from delta_cli.evaluation.tables import render
-from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.rollout.worker import RolloutWorker
 
 from .fakes import BoxGrader, CharacterTokenizer, DigitBackend, problems
 

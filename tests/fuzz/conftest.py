@@ -32,7 +32,7 @@ settings.load_profile("fuzz" if os.environ.get("DELTA_FUZZ") else "ordinary")
 @pytest.fixture
 def sandbox() -> None:
     from delta_cli.errors import UserError
-    from delta_cli.rewards.sandbox import find_sandbox
+    from delta_cli.rewards.code.sandbox import find_sandbox
 
     try:
         find_sandbox()

@@ -22,8 +22,8 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, to_toml
 from delta_cli.rewards.verifiers import check_answers
-from delta_cli.training import checkpoint
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs import checkpoint
+from delta_cli.runs.folder import RunFolder, read_lines
 
 ONE_LINE = (UserError, BackendError)
 KEYS = sorted(

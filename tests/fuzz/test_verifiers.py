@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delta_cli.errors import UserError
 from delta_cli.rewards import code_reward, math_reward
-from delta_cli.rewards.latex import normalise
+from delta_cli.rewards.math.latex import normalise
 
 TEXT = r"""
 0 1 2 5 9 10 0.5 1/2 x y n a e i f(x) A AB + - * / ^ _ = < > ! , ; : . | ' " & ( ) [ ] { } % $ ~ ° π ∞

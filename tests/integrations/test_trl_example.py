@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "trl_delta.py"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 from tests.integrations.test_trl_coefficients import Seen, slow
 from tests.integrations.tiny import model
 from tests.integrations.two import CREDIT, PARITY

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from backends.launch import torch_ranks
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
 from tests.training.harness import SHORT, assert_same, lines, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def test_any_number_of_processes_gives_one_result(
 def test_what_was_drawn_on_several_is_scored_as_drawn(model: Path, tmp_path: Path) -> None:
     """Each rank keeps the features of what it has drawn, whoever updates on it."""
     for processes in (1, 2):
-        run(model, tmp_path / str(processes), processes, update__score="rollout", delta__scope="group")
+        run(model, tmp_path / str(processes), processes, update__old_logprobs="rollout", delta__scope="group")
     assert_close(tmp_path / "2", tmp_path / "1")
     assert {record["scored"] for record in read_lines(tmp_path / "2" / "metrics.jsonl")} == {0.0}
 

@@ -68,7 +68,7 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(override: str) -> None:
     [
         (["method.preset=fipo", "update.mini_batches=1"], "future_kl"),
         (["method.preset=rloo", "rollout.responses=1"], "rollout.responses above 1"),
-        (["rollout.dynamic=true", "rollout.responses=1"], "rollout.dynamic"),
+        (["rollout.dynamic_sampling=true", "rollout.responses=1"], "rollout.dynamic_sampling"),
         (["rollout.top_p=0.9"], r"rollout.top_p: .*not the policy's.*evaluation.top_p"),
         (["rollout.top_k=20"], r"rollout.top_k: .*not the policy's.*evaluation.top_k"),
         (["rollout.min_p=0.1"], r"rollout.min_p: .*not the policy's.*evaluation.min_p"),

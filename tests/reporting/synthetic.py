@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from make_tiny_base import write_tokenizer
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, to_toml
-from delta_cli.training.run_folder import RunFolder
+from delta_cli.runs.folder import RunFolder
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\x1b]0;owned\x07 & \"'</div>‮"
 

@@ -10,8 +10,8 @@ import pytest
 from delta_cli.reporting.figures import charts
 from delta_cli.reporting.inspection import inspect_run
 from delta_cli.reporting.page import inspection_page
-from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import write_report
+from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 from tests.reporting.browser import CHROMIUM, measure, screenshot
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from delta_cli.reporting.console import Mode, PlainObserver, console_observer
 from delta_cli.reporting.live import LiveObserver
-from delta_cli.training.observer import Example, Notice, Observer
+from delta_cli.runs.observer import Example, Notice, Observer
 from tests.reporting.synthetic import HOSTILE, metrics
 
 EVALUATION = {"step": 0, "accuracy": 0.41, "low": 0.33, "high": 0.5, "problems": 128, "samples": 1}

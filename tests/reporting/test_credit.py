@@ -7,9 +7,9 @@ import pytest
 
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.reporting.prefixes import Node, first_parting, prefix_tree
-from delta_cli.reporting.recorded import Response
 from delta_cli.reporting.scale import BLUE, LEVELS, ORANGE, Scale, css_class, mark, terminal_style
 from delta_cli.reporting.tokens import TokenStatistics, kind_of
+from delta_cli.runs.records import Response
 from tests.reporting.synthetic import record, start
 
 

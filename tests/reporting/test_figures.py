@@ -10,8 +10,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from delta_cli.reporting.figures import COLOURS, LINE, WIDER, Drawing, charts
-from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import write_report
+from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 
 

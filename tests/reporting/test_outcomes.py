@@ -11,7 +11,7 @@ import pytest
 from delta_cli.reporting import outcomes
 from delta_cli.reporting.figures import Drawing, charts
 from delta_cli.reporting.outcomes import lengths_by_outcome
-from delta_cli.reporting.recorded import RecordedRun
+from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 
 

@@ -14,9 +14,9 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import parse_recipe, to_toml
 from delta_cli.reporting.clouds import Cloud, cloud, drawing
 from delta_cli.reporting.figures import COLOURS, LONGEST_NAME, Chart, Drawing, charts
-from delta_cli.reporting.recorded import RecordedRun
 from delta_cli.reporting.report import differing, write_report
 from delta_cli.reporting.tokens import TokenCredit
+from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 from tests.reporting.test_inspection import Seen, hostile_path  # noqa: F401 (a fixture)
 

@@ -12,7 +12,7 @@ import pytest
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.reporting.trackers import PACKAGES, numbers, with_tracking
-from delta_cli.training.observer import Observer
+from delta_cli.runs.observer import Observer
 
 EVALUATION = {"step": 0, "accuracy": 0.4, "low": 0.3, "high": 0.5, "problems": 100, "samples": 1}
 RECORD = {"step": 1, "reward_mean": 0.5, "loss": float("nan"), "degenerate": None}

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from delta_cli.errors import UserError
-from delta_cli.rewards.sandbox import find_sandbox
+from delta_cli.rewards.code.sandbox import find_sandbox
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from delta_cli.evaluation.evaluate import versions
 from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.suites import load_suite
+from delta_cli.runs import checkpoint
+from delta_cli.runs.checkpoint import State
+from delta_cli.runs.folder import RunFolder
 from delta_cli.study.grid import cells
 from delta_cli.study.measured import Measured, measured, measured_arms, measured_table
 from delta_cli.study.plan import Study, load_study
-from delta_cli.training import checkpoint
-from delta_cli.training.checkpoint import State
-from delta_cli.training.run_folder import RunFolder
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = sorted(path for path in RECIPES.glob("paper_*.toml") if "\narms = " in path.read_text())

@@ -17,12 +17,12 @@ from scipy import stats
 from delta_cli.data import tasks
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.errors import UserError
+from delta_cli.runs.folder import RunFolder
 from delta_cli.study import grid
 from delta_cli.study.plan import Study, load_study
 from delta_cli.study.render import table
 from delta_cli.study.summary import Outcome, as_json, outcomes, over_seeds, steps_to, summarise
 from delta_cli.study.watch import StudyWatch
-from delta_cli.training.run_folder import RunFolder
 
 STUDIES = sorted((Path(__file__).parents[2] / "recipes").glob("study_*.toml"))
 

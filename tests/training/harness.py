@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from make_tiny_base import write_tokenizer
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.training.observer import Notice, Observer, Record
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.runs.observer import Notice, Observer, Record
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
 
@@ -30,7 +30,7 @@ SHORT = {
     "rollout.prompts": 4,
     "rollout.responses": 8,
     "rollout.max_tokens": 16,
-    "reward.length": 10.0,
+    "reward.length_penalty": 10.0,
     "update.learning_rate": 0.1,
     "update.mini_batches": 2,
     "evaluation.every": 2,

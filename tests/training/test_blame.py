@@ -16,8 +16,8 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rewards.grader import Verdict
+from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.blame import blamed_tokens, first_false
-from delta_cli.training.rollouts import RolloutBatch
 from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 

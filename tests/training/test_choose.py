@@ -13,8 +13,8 @@ from rich.console import Console
 from delta_cli.cli.choose import recipe_of_run, run_folder
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
-from delta_cli.reporting.runs import RunTable, find_runs
-from delta_cli.training.ending import Ending, ending_of, recorded_end
+from delta_cli.reporting.run_list import RunTable, find_runs
+from delta_cli.runs.status import Ending, ending_of, recorded_end
 from delta_cli.training.trainer import Interrupted
 
 

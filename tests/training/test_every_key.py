@@ -33,10 +33,10 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.rewards.spec import RewardSpec
+from delta_cli.runs.folder import read_lines
+from delta_cli.runs.observer import Observer
+from delta_cli.seeds import derive
 from delta_cli.training import setup
-from delta_cli.training.observer import Observer
-from delta_cli.training.run_folder import read_lines
-from delta_cli.training.seeds import derive
 from delta_cli.training.setup import backend_settings, evaluation_settings, load_data, load_tokenizer
 
 from .harness import write_model
@@ -69,8 +69,8 @@ TOGETHER: dict[str, Any] = {
     "rollout.stop": ["c-stop", "c-other"],
     "reward.allow_unsandboxed": True,
     "reward.run_seconds": 7.5,
-    "reward.format": 0.25,
-    "reward.length": 6.5,
+    "reward.format_bonus": 0.25,
+    "reward.length_penalty": 6.5,
     "reward.overlong_buffer": 8,
     "reward.overlong_factor": 2.5,
     "reward.flip": 0.45,
@@ -140,14 +140,14 @@ ALONE = {
     "data.source",
     *(f"data.{name}" for name in OF_ROWS),
     "rollout.max_prompt_tokens",
-    "rollout.dynamic",
-    "rollout.dynamic_limit",
+    "rollout.dynamic_sampling",
+    "rollout.dynamic_sampling_limit",
     "rollout.long_prompts",
     "reward.verifier",
-    "update.score",  # tests/training/test_score_as_drawn.py
+    "update.old_logprobs",  # tests/training/test_score_as_drawn.py
     "delta.shards",
     "reward.kind",
-    "reward.weight",  # these three in tests/training/test_rewards.py
+    "reward.weight",  # these three in tests/rollout/test_rewards.py
     "reward.name",
     "reward.pattern",
     "reward.code",
@@ -169,7 +169,7 @@ ALONE = {
     "parallel.processes",
     "model.adapter",  # both in tests/backends, and below
     "model.load_in_4bit",
-    # engine.ahead draws in tests/vllm/test_training.py
+    # engine.async_steps draws in tests/vllm/test_training.py
     *(f"engine.{name}" for name in Recipe.model_fields["engine"].default.model_dump()),
 }
 
@@ -255,8 +255,8 @@ ARRIVES: dict[str, Found] = {
     ),
     "parallel.sharding": of(BackendSettings, "sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),
-    "reward.format": of(RewardSpec, "format_bonus"),
-    "reward.length": of(RewardSpec, "length_penalty"),
+    "reward.format_bonus": of(RewardSpec, "format_bonus"),
+    "reward.length_penalty": of(RewardSpec, "length_penalty"),
     "reward.overlong_buffer": of(RewardSpec, "overlong.buffer"),
     "reward.overlong_factor": of(RewardSpec, "overlong.factor"),
     "reward.allow_unsandboxed": of(RewardSpec, "allow_unsandboxed"),
@@ -374,15 +374,17 @@ def test_what_rows_of_a_data_set_have_arrives(monkeypatch: pytest.MonkeyPatch) -
 def test_a_batch_without_contrast_is_drawn_as_often_as_allowed(
     dynamic: bool, draws: int, values: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = run(tmp_path / "run", small(values, rollout__dynamic=dynamic, rollout__dynamic_limit=6))
+    found = run(tmp_path / "run", small(values, rollout__dynamic_sampling=dynamic, rollout__dynamic_sampling_limit=6))
     assert len(found.samplings("rollout")) == draws
 
 
 def test_the_preset_and_truncated_responses(values: dict[str, Any], tmp_path: Path) -> None:
-    found = run(tmp_path / "run", small(values, method__preset="rloo", update__drop_truncated=True, reward__length=1.0))
+    found = run(
+        tmp_path / "run", small(values, method__preset="rloo", update__drop_truncated=True, reward__length_penalty=1.0)
+    )
     assert found.the(Surrogate, "method") == PRESETS["rloo"]
     assert all(each.kept is not None for each in found.made[MiniBatch])
-    found = run(tmp_path / "other", small(values, reward__length=1.0))
+    found = run(tmp_path / "other", small(values, reward__length_penalty=1.0))
     assert found.the(Surrogate, "method") == PRESETS["delta"]
     assert all(each.kept is None for each in found.made[MiniBatch])
 
@@ -436,7 +438,7 @@ def test_a_response_longer_than_the_model_reads_is_refused_before_the_start(
 
 def test_the_metric_whose_best_checkpoint_is_kept(values: dict[str, Any], tmp_path: Path) -> None:
     """Not the last where the length is what counts, and none where no metric is named."""
-    keys = small(values, run__steps=5, reward__length=10.0, checkpoint__every=50, checkpoint__keep=1)
+    keys = small(values, run__steps=5, reward__length_penalty=10.0, checkpoint__every=50, checkpoint__keep=1)
     for metric in ("reward_mean", "accuracy"):
         found = run(tmp_path / metric, keys | {"checkpoint.keep_best": metric})
         state = json.loads((found.folder.checkpoints / "step-000005" / "state.json").read_text())

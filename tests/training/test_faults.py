@@ -20,8 +20,8 @@ import pytest
 from backends.interface import Objective, Sequences
 from delta_cli.errors import UserError
 from delta_cli.recipe import to_toml
-from delta_cli.training import checkpoint
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs import checkpoint
+from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training.trainer import NONFINITE_STEPS, Trainer
 
 from .harness import assert_same, lines, make_recipe, train
@@ -190,7 +190,7 @@ def test_reward_workers_that_die(model: Path, tmp_path: Path) -> None:
     """Their responses count as wrong, the run goes on, and it says so."""
     file = tmp_path / "deadly.py"
     file.write_text(DEADLY)
-    reward = {"reward__kind": "custom", "reward__custom_file": str(file), "reward__length": 0.0}
+    reward = {"reward__kind": "custom", "reward__custom_file": str(file), "reward__length_penalty": 0.0}
     small = {"run__steps": 1, "rollout__responses": 4, "rollout__prompts": 2, "evaluation__at_start": False}
     heard = train(make_recipe(model, **reward, **small, evaluation__problems=1), tmp_path / "run")
     responses = list(read_lines(tmp_path / "run" / "rollouts" / "step-000001.jsonl.gz"))

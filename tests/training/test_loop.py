@@ -12,9 +12,9 @@ import torch
 
 from delta_cli.credit import PRESETS
 from delta_cli.reporting.console import PlainObserver
-from delta_cli.rewards.responses import RolloutWorker
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.folder import read_lines
 from delta_cli.training.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
-from delta_cli.training.run_folder import read_lines
 
 from .harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
 
@@ -79,7 +79,7 @@ def test_equal_rewards_change_no_weight_and_say_why(model: Path, tmp_path: Path)
     """A random model solves nothing: every reward is 0. Not even weight decay moves the weights."""
     from safetensors.numpy import load_file
 
-    heard = train(make_recipe(model, run__steps=2, reward__length=0.0), tmp_path)
+    heard = train(make_recipe(model, run__steps=2, reward__length_penalty=0.0), tmp_path)
     start = load_file(model / "model.safetensors")
     for name, weight in exported(tmp_path).items():
         np.testing.assert_array_equal(weight, start[name], err_msg=name)
@@ -100,7 +100,7 @@ def test_each_preset_runs_a_step(preset: str, model: Path, tmp_path: Path) -> No
     record = heard.records[0]
     assert record["updates"] == 2
     assert record["grad_norm"] > 0
-    assert record["policy_shift"] > 0
+    assert record["probe_logprob_change"] > 0
     assert record["ratio_gap_first"] < 1e-6
     assert heard.named <= {"entropy_collapse"}
 
@@ -159,7 +159,7 @@ def test_the_kl_term_pulls_back_to_the_reference(model: Path, tmp_path: Path) ->
 
 def test_a_kl_term_moves_the_weights_of_a_batch_without_contrast(model: Path, tmp_path: Path) -> None:
     """There the groups_equal tripwire would be wrong to say that the weights stayed."""
-    recipe = make_recipe(model, run__steps=1, reward__length=0.0, update__kl_coefficient=1.0)
+    recipe = make_recipe(model, run__steps=1, reward__length_penalty=0.0, update__kl_coefficient=1.0)
     heard = train(recipe, tmp_path)
     assert heard.records[0]["updates"] == 2
     assert "groups_equal" not in heard.named
@@ -189,7 +189,7 @@ def test_truncated_responses_leave_loss_and_denominator(model: Path, tmp_path: P
 
 def test_flipped_rewards(model: Path, tmp_path: Path) -> None:
     """About the share asked for, and ``correct`` stays what the verifier said."""
-    recipe = make_recipe(model, run__steps=1, reward__length=0.0, reward__flip=0.25, rollout__responses=64)
+    recipe = make_recipe(model, run__steps=1, reward__length_penalty=0.0, reward__flip=0.25, rollout__responses=64)
     train(recipe, tmp_path)
     responses = list(read_lines(tmp_path / "rollouts" / "step-000001.jsonl.gz"))
     flipped = [response["reward"] != response["correct"] for response in responses]
@@ -213,21 +213,21 @@ def test_a_warm_up_and_a_schedule_reach_the_optimizer(model: Path, tmp_path: Pat
 
 # ------------------------------------------------------------------------------- dynamic sampling
 
-RARE = {"rollout__dynamic": True, "rollout__max_tokens": 8, "evaluation__at_start": False}
+RARE = {"rollout__dynamic_sampling": True, "rollout__max_tokens": 8, "evaluation__at_start": False}
 
 
 def test_dynamic_sampling_draws_until_the_batch_is_full(model: Path, tmp_path: Path) -> None:
     """One of eight responses of eight tokens ends early now and then: most groups are equal."""
-    recipe = make_recipe(model, run__steps=1, rollout__dynamic_limit=100, **RARE)
+    recipe = make_recipe(model, run__steps=1, rollout__dynamic_sampling_limit=100, **RARE)
     record = train(recipe, tmp_path).records[0]
     assert record["prompts_drawn"] > 4
     assert record["batch_filled"] == 1
-    assert record["equal_groups"] == 0
+    assert record["zero_variance_groups"] == 0
     assert len(drawn(tmp_path)[0]) == 4
 
 
 def test_dynamic_sampling_gives_up_at_its_limit(model: Path, tmp_path: Path) -> None:
-    recipe = make_recipe(model, run__steps=2, rollout__dynamic_limit=3, **RARE)
+    recipe = make_recipe(model, run__steps=2, rollout__dynamic_sampling_limit=3, **RARE)
     heard = train(recipe, tmp_path)
     assert [record["prompts_drawn"] for record in heard.records] == [12, 12]
     assert heard.records[0]["batch_filled"] < 1
@@ -248,6 +248,6 @@ def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_pat
 
         object.__setattr__(worker, "draw", listening)
 
-    recipe = make_recipe(model, run__steps=3, rollout__dynamic_limit=3, reward__length=0.0, **RARE)
+    recipe = make_recipe(model, run__steps=3, rollout__dynamic_sampling_limit=3, reward__length_penalty=0.0, **RARE)
     train(recipe, tmp_path, prepare=listen)
     assert len(seen) == len(set(seen)) == 36

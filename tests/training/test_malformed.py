@@ -284,7 +284,7 @@ def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reseal(folder: Path) -> None:
     """Make the manifest fit what lies in the folder: an attacker can compute checksums too."""
-    from delta_cli.training.checkpoint import _seal
+    from delta_cli.runs.checkpoint import _seal
 
     (folder / "manifest.json").unlink()
     _seal(folder)

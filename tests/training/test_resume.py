@@ -12,7 +12,7 @@ import pytest
 from backends import registry
 from backends.interface import BackendError
 from delta_cli.errors import UserError
-from delta_cli.training.run_folder import read_lines
+from delta_cli.runs.folder import read_lines
 from delta_cli.training.trainer import Interrupted
 
 from .harness import Watcher, assert_same, contents, make_recipe, train
@@ -28,7 +28,7 @@ SMALL = {
 LORA = {"model__lora__rank": 2, "update__learning_rate": 0.05}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fake": ("fake", {}),
-    "fake-dynamic": ("fake", {"rollout__dynamic": True, "rollout__dynamic_limit": 3}),
+    "fake-dynamic": ("fake", {"rollout__dynamic_sampling": True, "rollout__dynamic_sampling_limit": 3}),
     "fake-reference": ("fake", {"update__kl_coefficient": 0.1, "update__epochs": 2, "reward__flip": 0.2}),
     "cpu": ("cpu", {}),
     "cpu-lora": ("cpu", LORA),
@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlx": ("mlx", {}),
     "mlx-lora": ("mlx", LORA),
     "mlx-dora": ("mlx", LORA | {"model__lora__dora": True}),
-    "mlx-dynamic": ("mlx", {"rollout__dynamic": True, "rollout__dynamic_limit": 3}),
+    "mlx-dynamic": ("mlx", {"rollout__dynamic_sampling": True, "rollout__dynamic_sampling_limit": 3}),
 }
 
 

@@ -1,4 +1,4 @@
-"""update.score = "rollout": no forward between drawing and update, and the same run."""
+"""update.old_logprobs = "rollout": no forward between drawing and update, and the same run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from backends.interface import Proxy, Sequences
 from delta_cli.credit import token_coefficients
 from delta_cli.errors import UserError
-from delta_cli.training.rollouts import RolloutBatch, join, roll
-from delta_cli.training.run_folder import read_lines
-from delta_cli.training.seeds import derive
+from delta_cli.rollout.batch import RolloutBatch, join, roll
+from delta_cli.runs.folder import read_lines
+from delta_cli.seeds import derive
 from delta_cli.training.trainer import Trainer
 
 from .harness import exported, make_recipe, train, write_model
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "delta": {},
     "group": {"delta__scope": "group"},
     "exact": {"delta__proxy": "hidden_exact"},
-    "dynamic": {"rollout__dynamic": True},
+    "dynamic": {"rollout__dynamic_sampling": True},
     "dapo": {"method__preset": "dapo"},
     "dapo_ft": {"method__preset": "dapo_ft"},
     "kl": {"update__kl_coefficient": 0.1},
@@ -63,14 +63,14 @@ def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Pat
     if backend == "mlx" and name not in ("delta", "exact", "lora"):
         pytest.skip("nothing of MLX is in it")
     forwards: dict[str, list[int]] = {}
-    for score in ("fresh", "rollout"):
-        recipe = make_recipe(model, update__score=score, **SMOOTH, **OPTIONS[name])
+    for score in ("recompute", "rollout"):
+        recipe = make_recipe(model, update__old_logprobs=score, **SMOOTH, **OPTIONS[name])
 
         def watch(trainer: Trainer, score: str = score) -> None:
             forwards[score] = scored_tokens(trainer)
 
         train(recipe, tmp_path / score, backend, prepare=watch)
-    assert sum(forwards["rollout"]) < 0.2 * sum(forwards["fresh"]), "of a probe only"
+    assert sum(forwards["rollout"]) < 0.2 * sum(forwards["recompute"]), "of a probe only"
     for step in range(1, 4):
         pairs = zip(
             *(read_lines(tmp_path / s / "rollouts" / f"step-{step:06}.jsonl.gz") for s in forwards), strict=True
@@ -79,7 +79,7 @@ def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Pat
             assert fresh["tokens"] == drawn["tokens"]
             for column, near in (("coefficients", 1e-5), ("logprobs", 2e-5), ("entropies", 2e-5)):
                 np.testing.assert_allclose(drawn[column], fresh[column], atol=near, rtol=0, err_msg=column)
-    fresh, drawn = (exported(tmp_path / score) for score in ("fresh", "rollout"))
+    fresh, drawn = (exported(tmp_path / score) for score in ("recompute", "rollout"))
     for weight, value in fresh.items():
         np.testing.assert_allclose(drawn[weight], value, atol=2e-5, rtol=0, err_msg=weight)
     for record in read_lines(tmp_path / "rollout" / "metrics.jsonl"):
@@ -93,9 +93,9 @@ def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Pat
 
 def test_without_room_for_the_features_a_forward_makes_them(model: Path, tmp_path: Path) -> None:
     small = {"update__feature_bytes": 0, "update__feature_host_bytes": 64}
-    for score in ("fresh", "rollout"):
-        train(make_recipe(model, update__score=score, **SMOOTH, **small), tmp_path / score, "cpu")
-    fresh, drawn = (exported(tmp_path / score) for score in ("fresh", "rollout"))
+    for score in ("recompute", "rollout"):
+        train(make_recipe(model, update__old_logprobs=score, **SMOOTH, **small), tmp_path / score, "cpu")
+    fresh, drawn = (exported(tmp_path / score) for score in ("recompute", "rollout"))
     for name, value in fresh.items():
         np.testing.assert_array_equal(drawn[name], value)
     assert all(record["scored"] > 0 for record in read_lines(tmp_path / "rollout" / "metrics.jsonl"))
@@ -127,7 +127,7 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(make_recipe(model, update__score="rollout"), tmp_path, prepare=check)
+        train(make_recipe(model, update__old_logprobs="rollout"), tmp_path, prepare=check)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
         ({"model__dtype": "bfloat16"}, False),
         ({"update__importance_cap": 2.0}, False),
         ({"engine__kind": "vllm", "engine__launch": True}, False),
-        ({"model__dtype": "bfloat16", "update__score": "rollout"}, True),
-        ({"update__score": "fresh"}, False),
+        ({"model__dtype": "bfloat16", "update__old_logprobs": "rollout"}, True),
+        ({"update__old_logprobs": "recompute"}, False),
     ],
 )
 def test_left_to_itself_it_scores_where_drawing_may_round_otherwise(
@@ -156,5 +156,5 @@ def test_left_to_itself_it_scores_where_drawing_may_round_otherwise(
 )
 def test_what_cannot_go_with_it_is_refused(keys: dict[str, Any], text: str, model: Path) -> None:
     with pytest.raises(UserError, match=text) as error:
-        make_recipe(model, update__score="rollout", **keys)
-    assert 'update.score = "fresh"' in str(error.value)
+        make_recipe(model, update__old_logprobs="rollout", **keys)
+    assert 'update.old_logprobs = "recompute"' in str(error.value)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rewards.responses import RolloutWorker
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.folder import RunFolder, read_lines
 
 from .harness import Watcher, make_recipe, train
 

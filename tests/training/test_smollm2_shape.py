@@ -14,12 +14,12 @@ import transformers
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
+from make_tiny_base import write_tokenizer
 from mlx_lm.utils import dequantize_model, load_model, quantize_model, save_config, save_model
 
-from delta_cli.assets.make_tiny_base import write_tokenizer
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training import parity
-from delta_cli.training.run_folder import RunFolder, read_lines
 
 from .harness import make_recipe, train
 
@@ -72,7 +72,7 @@ def recipe(model: Path, folder: Path, **changes: Any) -> Recipe:
         "rollout__stop": ["w3", "w27"],  # begins of many ids' texts
         "reward__kind": "custom",
         "reward__custom_file": str(folder / "reward.py"),
-        "reward__length": 0.0,
+        "reward__length_penalty": 0.0,
         "reward__workers": 1,
         "update__learning_rate": 1e-3,
         "evaluation__at_start": False,
@@ -100,7 +100,9 @@ def test_the_first_steps_rewards_are_torchs_and_both_learn(folder: Path, tmp_pat
     for name in ("reward_mean", "entropy_mean", "coefficient_std"):
         assert other[name] == pytest.approx(one[name], rel=1e-4), name
     for steps in records.values():
-        assert all(step["updates"] == 2 and step["grad_norm"] > 0 and step["policy_shift"] > 0 for step in steps)
+        assert all(
+            step["updates"] == 2 and step["grad_norm"] > 0 and step["probe_logprob_change"] > 0 for step in steps
+        )
         assert steps[0]["ratio_gap_first"] < 1e-4
 
 
@@ -129,4 +131,4 @@ def test_a_four_bit_base_of_mlx_lm_trains_through_adapters(folder: Path, tmp_pat
     train(recipe(plain, folder, **LORA), tmp_path / "cpu", "cpu")
     assert first_batch(tmp_path / "mlx") == first_batch(tmp_path / "cpu")
     assert all(step["updates"] > 0 and step["grad_norm"] > 0 for step in records)
-    assert max(step["policy_shift"] for step in records) > 0
+    assert max(step["probe_logprob_change"] for step in records) > 0

@@ -59,7 +59,7 @@ def test_a_long_phase_is_abandoned(phase: str, backend: str, model: Path, tmp_pa
 def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, model: Path, tmp_path: Path) -> None:
     """Each micro-batch takes a second here; what was dropped is done again on resume, to the same end."""
     changes = SHORT | {"rollout__max_tokens": 8, "update__micro_batch_tokens": 48, "evaluation__at_start": False}
-    recipe = make_recipe(model, update__score="fresh", **changes)
+    recipe = make_recipe(model, update__old_logprobs="recompute", **changes)
 
     def slow(trainer: Trainer) -> None:
         interrupt = trainer.learner.interrupt
@@ -93,7 +93,7 @@ def test_updates_that_have_begun_are_finished(model: Path, tmp_path: Path) -> No
     assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize(("score", "verb"), [("fresh", "score"), ("rollout", "rollout")])
+@pytest.mark.parametrize(("score", "verb"), [("recompute", "score"), ("rollout", "rollout")])
 def test_log_probabilities_that_are_no_numbers_end_the_run(score: str, verb: str, model: Path, tmp_path: Path) -> None:
     def spoil(trainer: Trainer) -> None:
         original = getattr(trainer.learner, verb)
@@ -106,7 +106,7 @@ def test_log_probabilities_that_are_no_numbers_end_the_run(score: str, verb: str
         setattr(trainer.learner, verb, spoilt)
 
     recipe = make_recipe(
-        model, update__score=score, **SHORT | {"rollout__max_tokens": 8, "evaluation__at_start": False}
+        model, update__old_logprobs=score, **SHORT | {"rollout__max_tokens": 8, "evaluation__at_start": False}
     )
     with pytest.raises(UserError, match="first log-probabilities are no numbers"):
         train(recipe, tmp_path / "run", prepare=spoil)

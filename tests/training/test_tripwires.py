@@ -14,7 +14,7 @@ HEALTHY: dict[str, Any] = {
     "reward_mean": 0.4,
     "accuracy": 0.4,
     "reward_failures": 0,
-    "equal_groups": 0.25,
+    "zero_variance_groups": 0.25,
     "prompts_drawn": 32,
     "batch_filled": 1.0,
     "response_length_mean": 30.0,
@@ -25,7 +25,7 @@ HEALTHY: dict[str, Any] = {
     "scored": 1.0,
     "engine_gap_mean": 0.001,
     "engine_gap_max": 0.02,
-    "version_lag": 0,
+    "staleness": 0,
     "loss": 0.01,
     "grad_norm": 0.5,
     "learning_rate": 1e-6,
@@ -37,7 +37,7 @@ HEALTHY: dict[str, Any] = {
     "kl_reference": 0.0,
     "ratio_gap_first": 1e-6,
     "ratio_gap": 0.1,
-    "policy_shift": 0.01,
+    "probe_logprob_change": 0.01,
     "coefficient_mean": 1.0,
     "coefficient_std": 0.1,
     "coefficient_min": 0.8,
@@ -65,10 +65,13 @@ HEALTHY: dict[str, Any] = {
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "not_a_number": ({"entropy_mean": None}, "NaN or infinite"),
     "ratio_not_one": ({"ratio_gap_first": 0.5}, "float32"),
-    "weights_did_not_move": ({"policy_shift": 0.0}, "1e-06"),
+    "weights_did_not_move": ({"probe_logprob_change": 0.0}, "1e-06"),
     "gradient_zero": ({"grad_norm": 0.0}, "model.lora"),
-    "groups_equal": ({"equal_groups": 1.0, "updates": 0, "grad_norm": 0.0, "policy_shift": 0.0}, "rollout.dynamic"),
-    "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_limit"),
+    "groups_equal": (
+        {"zero_variance_groups": 1.0, "updates": 0, "grad_norm": 0.0, "probe_logprob_change": 0.0},
+        "rollout.dynamic_sampling",
+    ),
+    "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_sampling_limit"),
     "all_truncated": ({"truncated": 1.0}, "set rollout.stop to what that begins with"),
     "entropy_collapse": ({"entropy_mean": 0.01}, "update.kl_coefficient"),
     "engine_mismatch": ({"engine_gap_mean": 0.3}, "update.importance_cap"),
@@ -91,7 +94,7 @@ def test_a_healthy_record_fires_nothing() -> None:
 
 def test_older_weights_differ_and_nobody_need_know() -> None:
     """A batch that was drawn ahead, from the weights before the last updates."""
-    assert fired(HEALTHY | {"engine_gap_mean": 0.3, "version_lag": 4}, HEALTHY, set()) == []
+    assert fired(HEALTHY | {"engine_gap_mean": 0.3, "staleness": 4}, HEALTHY, set()) == []
 
 
 def test_what_is_null_or_absent_fires_nothing_else() -> None:

@@ -21,7 +21,7 @@ from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import RewardSpec
-from delta_cli.training.run_folder import RunFolder
+from delta_cli.runs.folder import RunFolder
 
 from .harness import Watcher, train
 

@@ -6,7 +6,7 @@ import pytest
 
 from delta_cli.doctor.checks import _shared
 from delta_cli.doctor.estimate import Item, estimate
-from delta_cli.doctor.layout import layout
+from delta_cli.doctor.placement import layout
 from delta_cli.doctor.shapes import shape_of
 from delta_cli.recipe import load_recipe
 

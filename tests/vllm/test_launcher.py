@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.interface import BackendError
-from backends.vllm import Launch, Launcher, guard
+from backends.vllm import Launch, Launcher, die_with_parent
 from backends.vllm.api import ON_CPU
 from tests.vllm.server import VERSION
 
@@ -56,7 +56,7 @@ def start(folder: Path, distribution: str, memory: float | None = None) -> None:
 @pytest.mark.parametrize(("code", "ended"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
 def test_the_guard_ends_as_its_command_does(code: str, ended: int) -> None:
     """While its parent lives: the thread that waits for the parent's end must not hold it up."""
-    command = [sys.executable, guard.__file__, sys.executable, "-c", f"import os, sys; {code}"]
+    command = [sys.executable, die_with_parent.__file__, sys.executable, "-c", f"import os, sys; {code}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.wait(30) == ended
         assert process.stderr is not None

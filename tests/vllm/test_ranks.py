@@ -11,8 +11,8 @@ import pytest
 
 from backends.launch import torch_ranks
 from backends.vllm.sampler import seed_of
-from delta_cli.training.run_folder import RunFolder, read_lines
-from delta_cli.training.seeds import derive
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.seeds import derive
 from tests.parallel.test_runs import ENVIRONMENT, KEYS, ROOT, assert_close, command
 from tests.training.harness import write_model
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, TestServer, serving
@@ -60,7 +60,7 @@ def test_two_ranks_draw_what_one_process_draws(model: Path, tmp_path: Path) -> N
     alone = run(model, tmp_path / "alone", [{}])
     together = run(model, tmp_path / "together", torch_ranks(2))
     assert_close(tmp_path / "together", tmp_path / "alone")
-    assert {record["version_lag"] for record in read_lines(RunFolder(tmp_path / "together").metrics)} == {0}
+    assert {record["staleness"] for record in read_lines(RunFolder(tmp_path / "together").metrics)} == {0}
 
     first, second = drawn(together, 0), drawn(together, 1)
     assert first + second == drawn(alone, 0), "the ranks do not ask for each response once"

@@ -15,7 +15,7 @@ import pytest
 from backends.interface import BackendError
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
-from delta_cli.training.run_folder import RunFolder, read_lines
+from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training.trainer import Interrupted
 from tests.training.harness import make_recipe, train, write_model
 from tests.vllm.server import RELOAD, Fault, install, serving
@@ -48,14 +48,14 @@ def first_reward_and_last(folder: Path) -> tuple[float, float]:
 def test_a_run_learns(model: Path, tmp_path: Path, ahead: int) -> None:
     """As many steps as the local engine takes; with ahead = 1 each batch is older by the updates of one step."""
     with serving(model) as (server, url):
-        recipe = make_recipe(model, engine__kind="vllm", engine__url=[url], engine__ahead=ahead, run__steps=8)
+        recipe = make_recipe(model, engine__kind="vllm", engine__url=[url], engine__async_steps=ahead, run__steps=8)
         train(recipe, tmp_path / "run")
         assert server.seen.count(RELOAD) == (9 if ahead == 0 else 8)
     before, after = first_reward_and_last(tmp_path / "run")
     assert after > before / 2 > -0.1  # lengths are negative rewards: responses have become less than half as long
     records = metrics(tmp_path / "run")
     updates = [int(str(record["updates"])) for record in records]
-    assert [record["version_lag"] for record in records] == [0, *(updates[:-1] if ahead else [0] * 7)]
+    assert [record["staleness"] for record in records] == [0, *(updates[:-1] if ahead else [0] * 7)]
     assert all(("seconds_waited" in record) == bool(ahead and step) for step, record in enumerate(records))
     if not ahead:
         assert max(float(str(record["engine_gap_max"])) for record in records) < 1e-5
@@ -65,8 +65,10 @@ def test_the_batch_does_not_depend_on_when_it_was_drawn(model: Path, tmp_path: P
     """Weights that do not move: a run that draws ahead draws just what the other one does."""
     for ahead in (0, 1):
         with serving(model) as (_, url):
-            changes = {"engine__kind": "vllm", "engine__url": [url], "engine__ahead": ahead}
-            recipe = make_recipe(model, update__learning_rate=0.0, rollout__dynamic=True, run__steps=4, **changes)
+            changes = {"engine__kind": "vllm", "engine__url": [url], "engine__async_steps": ahead}
+            recipe = make_recipe(
+                model, update__learning_rate=0.0, rollout__dynamic_sampling=True, run__steps=4, **changes
+            )
             train(recipe, tmp_path / f"{ahead}")
     one, other = (
         [
@@ -81,7 +83,7 @@ def test_the_batch_does_not_depend_on_when_it_was_drawn(model: Path, tmp_path: P
 
 def test_a_stopped_run_that_draws_ahead_goes_on(model: Path, tmp_path: Path) -> None:
     with serving(model) as (server, url):
-        recipe = make_recipe(model, engine__kind="vllm", engine__url=[url], engine__ahead=1)
+        recipe = make_recipe(model, engine__kind="vllm", engine__url=[url], engine__async_steps=1)
 
         def stop() -> bool:
             return server.seen.count(RELOAD) >= 4
@@ -156,7 +158,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
     """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
-    changes = {"engine__kind": "vllm", "engine__deadline": 3.0, "engine__ahead": ahead, "checkpoint__every": 1}
+    changes = {"engine__kind": "vllm", "engine__deadline": 3.0, "engine__async_steps": ahead, "checkpoint__every": 1}
     with serving(model) as (server, url):
         server.faults.append(Fault(RELOAD, "status 500 out of memory", after=3, times=-1))
         with pytest.raises(BackendError, match=r"did not come back within 3 s .*--resume"):
@@ -174,9 +176,13 @@ def test_recipes_that_cannot_be_say_why(model: Path) -> None:
 
     refused("either engine.url", "engine.kind=vllm")
     refused("either engine.url", "engine.kind=vllm", "engine.launch=true", 'engine.url=["http://a:1"]')
-    refused('engine.ahead is about vLLM; set engine.kind = "vllm"', "engine.ahead=1")
-    refused("cannot share a GPU", "engine.kind=vllm", "engine.launch=true", "engine.ahead=1", "engine.colocated=true")
-    refused("one training process", "engine.kind=vllm", "engine.launch=true", "engine.ahead=1", "parallel.processes=2")
+    refused('engine.async_steps is about vLLM; set engine.kind = "vllm"', "engine.async_steps=1")
+    refused(
+        "cannot share a GPU", "engine.kind=vllm", "engine.launch=true", "engine.async_steps=1", "engine.colocated=true"
+    )
+    refused(
+        "one training process", "engine.kind=vllm", "engine.launch=true", "engine.async_steps=1", "parallel.processes=2"
+    )
     refused("whole distribution", "rollout.top_p=0.9")
 
 

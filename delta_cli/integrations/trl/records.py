@@ -18,7 +18,7 @@ from backends.process import peak_resident
 from delta_cli.integrations.trl.config import DelTAArguments, options
 from delta_cli.integrations.trl.credit import BatchCredit
 from delta_cli.integrations.trl.scoring import Scored
-from delta_cli.training.run_folder import RunFolder
+from delta_cli.runs.folder import RunFolder
 
 Record = dict[str, Any]
 NAMES = ("id", "problem_id", "uid")  # columns of a data set that may name a problem

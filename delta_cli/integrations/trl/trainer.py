@@ -16,7 +16,7 @@ from delta_cli.integrations.trl.config import arguments_of, check_loss
 from delta_cli.integrations.trl.credit import credit, statistics
 from delta_cli.integrations.trl.records import Graded, Recorder, most_amplified
 from delta_cli.integrations.trl.scoring import Scored, Scorer
-from delta_cli.training.seeds import generator
+from delta_cli.seeds import generator
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies and what TRL adds, [B, T]
 

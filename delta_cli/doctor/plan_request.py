@@ -1,0 +1,95 @@
+"""What a plan is asked for: a recipe, a model's shape, GPUs, and who draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from delta_cli.doctor import assumptions
+from delta_cli.doctor.estimate import FLOAT, trained
+from delta_cli.doctor.gpus import Gpu
+from delta_cli.doctor.placement import Layout, layout
+from delta_cli.doctor.shapes import Shape
+from delta_cli.doctor.workload import Work
+from delta_cli.recipe import Recipe
+
+Engine = Literal["local", "vllm"]
+ENGINES: dict[str, Engine] = {"local": "local", "vllm": "vllm"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for."""
+
+    recipe: Recipe
+    shape: Shape
+    config: Mapping[str, Any]
+    gpu: Gpu
+    processes: int = 1
+    engine: Engine = "local"
+    mean_tokens: float | None = None  # of a response; None: a share of the limit
+
+    @property
+    def room(self) -> int:
+        """Bytes of a GPU that a run may take."""
+        return int(self.gpu.memory * (1 - assumptions.RESERVE))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the run is spread."""
+        return layout(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
+
+    def work(self, groups: int) -> Work:
+        """So many groups of the recipe."""
+        rollout = self.recipe.rollout
+        mean = self.mean_tokens or max(1.0, assumptions.MEAN_SHARE * rollout.max_tokens)
+        prompt = min(assumptions.MEAN_PROMPT, rollout.max_prompt_tokens)
+        return Work(groups, rollout.responses, prompt, mean, rollout.max_tokens)
+
+    @cached_property
+    def drawn(self) -> Work:
+        """What the process with the most groups draws and scores."""
+        return self.work(self.layout.most(self.recipe.rollout.prompts))
+
+    @cached_property
+    def mini_batch(self) -> Work:
+        """What the process with the most groups of a mini-batch trains on at a time."""
+        return self.work(self.layout.most(self.recipe.rollout.prompts // self.recipe.update.mini_batches))
+
+    def micro_batches(self, work: Work) -> int:
+        """Forwards that the work's packed rows take."""
+        return max(1, math.ceil(work.packed / self.recipe.update.micro_batch_tokens))
+
+    @property
+    def updates(self) -> int:
+        """Of the weights, in a step."""
+        return self.recipe.update.mini_batches * self.recipe.update.epochs
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that is computed with."""
+        return 2 if self.recipe.model.dtype != "float32" else FLOAT
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the whole model as it is computed with."""
+        return self.width * self.shape.parameters
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of the whole model as it rests in parts: float32, but for the base of adapters."""
+        return (self.width if self.recipe.model.lora else FLOAT) * self.shape.parameters
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of the gradient, float32."""
+        return FLOAT * trained(self.recipe, self.shape)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the weights that a forward of one token reads: not the table of embeddings."""
+        shape = self.shape
+        return self.width * (shape.layers * shape.layer_matrices + shape.vocabulary * shape.hidden)

@@ -1,0 +1,150 @@
+"""The runs below a folder: what each trained, how far it came, and whether it is still going."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from delta_cli.errors import UserError
+from delta_cli.recipe import load_recipe
+from delta_cli.runs import export_stamp
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.runs.status import ending_of
+from delta_cli.text import NONE, percent, visible
+
+State = Literal["going", "done", "stopped", "failed", "died", "damaged"]
+STYLES: dict[State, str] = {"going": "cyan", "done": "green", "failed": "red", "died": "red", "damaged": "red"}
+DEEP = 4  # folders below each other in which runs are looked for: a study's lie in studies/NAME/runs
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run, as ``delta runs`` lists it."""
+
+    path: Path
+    state: State
+    reason: str  # of "failed" and "damaged"
+    method: str
+    model: str
+    step: int
+    steps: int
+    accuracy: float | None  # held out, last and best
+    best: float | None
+    changed: float  # seconds since the epoch
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it can be gone on with."""
+        return self.state in ("stopped", "failed", "died")
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of ``delta runs --json``."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def find_runs(root: Path) -> list[RunSummary]:
+    """The runs in a folder and below it, the one that changed last at the end."""
+    folders = [file.parent for depth in range(DEEP) for file in root.glob("*/" * depth + "recipe.toml")]
+    found = [_summary(folder) for folder in folders if (folder / "checkpoints").is_dir()]
+    return sorted(found, key=lambda run: run.changed)
+
+
+def _summary(folder: Path) -> RunSummary:
+    run = RunFolder(folder)
+    try:
+        recipe = load_recipe(run.recipe)
+        metrics = list(read_lines(run.metrics)) if run.metrics.exists() else []
+        evaluations = list(read_lines(run.evaluations)) if run.evaluations.exists() else []
+    except UserError as error:
+        return RunSummary(folder, "damaged", str(error), "", "", 0, 0, None, None, run.recipe.stat().st_mtime)
+    step = max((record.get("step", 0) for record in metrics), default=0)
+    state, reason = _state(run, step, recipe.run.steps)
+    accuracies = [each["accuracy"] for each in evaluations if isinstance(each.get("accuracy"), float | int)]
+    preset, credit = recipe.method.preset, recipe.method.credit
+    newest = max(file.stat().st_mtime for file in (run.recipe, run.metrics, run.checkpoints) if file.exists())
+    return RunSummary(
+        path=folder,
+        state=state,
+        reason=reason,
+        method=preset if credit in (None, preset) else f"{preset}+{credit}",
+        model=recipe.model.path,
+        step=step,
+        steps=recipe.run.steps,
+        accuracy=accuracies[-1] if accuracies else None,
+        best=max(accuracies, default=None),
+        changed=newest,
+    )
+
+
+def _state(run: RunFolder, step: int, steps: int) -> tuple[State, str]:
+    if held(run.path):
+        return "going", ""
+    if step >= steps and export_stamp.step_of(run.model) == step:
+        return "done", ""
+    ending = ending_of(run.path)
+    if ending is None or ending.state == "done":  # done, and then its recipe was given more steps
+        return "died" if ending is None else "stopped", ""
+    return ending.state, ending.reason
+
+
+def held(folder: Path) -> bool:
+    """Whether a process trains in the folder."""
+    lock = FileLock(folder / ".lock")
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    lock.release()
+    return False
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """The runs, a line each, with as many columns as the width allows; names are never cut."""
+
+    runs: Sequence[RunSummary]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """The layout with most columns that fits."""
+        for columns in (("method", "model"), ("method",), ()):
+            table = self._table(columns)
+            if Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width:
+                break
+        yield table
+        for run in self.runs:
+            if run.reason:
+                yield Text(f"{run.path}: {visible(run.reason)}", style="dim")
+
+    def _table(self, also: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("run", overflow="fold")
+        table.add_column("state", no_wrap=True)
+        for name in ("step", "last %", "best %"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for name in also:
+            table.add_column(name, no_wrap=True)
+        for run in self.runs:
+            about = {"method": run.method, "model": run.model}
+            table.add_row(
+                Text(str(run.path)),
+                Text(run.state, style=STYLES.get(run.state, "")),
+                f"{run.step}/{run.steps}",
+                _share(run.accuracy),
+                _share(run.best),
+                *(Text(visible(about[name])) for name in also),
+            )
+        return table
+
+
+def _share(value: float | None) -> str:
+    return NONE if value is None else percent(value).removesuffix("%")

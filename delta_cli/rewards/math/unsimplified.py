@@ -1,0 +1,127 @@
+r"""Is there work left to be done in an answer?
+
+The rule, one for all operations: **an operation between numbers alone whose result is rational has
+to be carried out**; so has a function of numbers alone (a sine, a logarithm, a factorial), and an
+operation that this grammar does not even read (a derivative, a sum, an integral, a limit, a maximum,
+a determinant). ``168/2``, ``99+9``, ``\binom52``, ``2^{10}``, ``\sqrt4``, ``\sin\frac\pi3``,
+``(3+2)\sqrt2`` and ``2\cdot3x`` are the question again, not its answer. What stays as it is: a
+fraction of two integers that is not an integer, a mixed number, a percentage, a number in scientific
+notation, a root or a power that is not rational, and any arrangement of an expression with letters.
+An answer may leave undone what the gold answer leaves undone, of the same kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from delta_cli.rewards.math.equivalence import NoValueError, as_rational, context, names, number
+from delta_cli.rewards.math.expression import Node
+
+FUNCTIONS = ("call", "log", "floor", "ceil", "abs", "binom", "!")
+# Functions that are written for each other, which are of one kind: cos 70° and sin 20°, log_2 3 and ln 3 / ln 2.
+KINDS = dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "angle")
+KINDS |= dict.fromkeys(("arcsin", "arccos", "arctan", "arccot"), "arc")
+KINDS |= {"lg": "log"}
+POWERS = ("exp", "sinh", "cosh", "tanh", "coth")  # other ways to write a power of e
+IMAGINARY = Node("constant", text="i")
+
+
+@lru_cache(maxsize=1024)
+def undone(tree: Node) -> frozenset[str]:
+    """The kinds of operations that are left to be carried out, by ``Node.op`` or a function's name."""
+    return frozenset(_undone(tree))
+
+
+def _undone(tree: Node) -> Iterator[str]:
+    if _is_finished(tree):
+        return
+    if tree.op in FUNCTIONS and tree.text not in POWERS and not names(tree):
+        yield KINDS.get(tree.text, tree.text or tree.op)
+    elif _is_rational(tree):
+        yield tree.text or tree.op
+        for part in tree.parts:
+            yield from _undone(part)
+        return
+    if tree.op in ("+", "*"):
+        numbers = [part for part in _flat(tree) if _is_rational(part)]
+        if len(numbers) > 1:
+            yield tree.op
+    if tree.op == "matrix":
+        parts: tuple[Node, ...] = tuple(entry for row in tree.parts for entry in row.parts)
+    else:
+        parts = tree.parts
+        if any(part.op == "matrix" for part in parts):
+            yield "matrix"
+    for part in parts:
+        yield from _undone(part)
+
+
+def _is_finished(tree: Node) -> bool:
+    """A number as one writes it down: with a sign, as a fraction, in percent, in scientific notation."""
+    if tree.op == "neg":
+        return tree.parts[0].op != "neg" and _is_finished(tree.parts[0])
+    if tree.op == "%":
+        return tree.parts[0].op == "number"
+    if tree.op == "/":
+        above, below = (_integer(part) for part in tree.parts)
+        if above is not None:
+            return bool(below) and above % (below or 1) != 0
+        return bool(below) and _is_complex(tree.parts[0])
+    return tree.op in ("number", "name", "constant") or _is_scientific(tree) or _is_complex(tree)
+
+
+def _is_scientific(tree: Node) -> bool:
+    """A number from 1 to below 10 times a power of ten."""
+    if tree.op != "*" or len(tree.parts) != 2:
+        return False
+    mantissa, power = tree.parts
+    if mantissa.op != "number" or power.op != "^":
+        return False
+    size = float(mantissa.text.partition("\\")[0])
+    return 1 <= size < 10 and power.parts[0] == Node("number", text="10") and _integer(power.parts[1]) is not None
+
+
+def _is_complex(tree: Node) -> bool:
+    """bi, or a + bi."""
+    if tree.op == "+" and len(tree.parts) == 2:
+        real, imaginary = sorted(tree.parts, key=_is_imaginary)
+        return not _is_imaginary(real) and _is_finished(real) and _is_imaginary(imaginary)
+    return _is_imaginary(tree)
+
+
+def _is_imaginary(tree: Node) -> bool:
+    if tree.op == "neg":
+        return tree.parts[0].op != "neg" and _is_imaginary(tree.parts[0])
+    if tree.op == "*" and len(tree.parts) == 2:
+        return tree.parts[1] == IMAGINARY and _is_finished(tree.parts[0])
+    if tree.op == "/":
+        return _is_imaginary(tree.parts[0]) and _integer(tree.parts[1]) is not None
+    return tree == IMAGINARY
+
+
+def _integer(tree: Node) -> int | None:
+    if tree.op == "neg":
+        value = _integer(tree.parts[0])
+        return None if value is None else -value
+    return int(tree.text) if tree.op == "number" and tree.text.isdecimal() else None
+
+
+def _is_rational(tree: Node) -> bool:
+    if names(tree) or tree.op in ("matrix", "row"):
+        return False
+    try:
+        value = number(tree)
+        parts = (value.real, value.imag) if isinstance(value, context.mpc) else (value,)
+        return all(as_rational(part) is not None for part in parts)
+    except NoValueError:
+        return False
+
+
+def _flat(tree: Node) -> Iterator[Node]:
+    for part in tree.parts:
+        inner = part.parts[0] if part.op == "neg" else part
+        if inner.op == tree.op and not _is_finished(inner):
+            yield from _flat(inner)
+        else:
+            yield part

@@ -1,0 +1,172 @@
+"""Checkpoints: a folder that appears whole or not at all, with a manifest that says whether it still is.
+
+A checkpoint is written beside its place under a name nobody reads, synced to disk, and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from backends.collective import SOLO
+from backends.interface import Collective
+from delta_cli.runs.folder import BACKEND_WRITES, writing
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True)
+class State:
+    """The counters a run goes on from; everything else is weights, optimizer and recipe."""
+
+    step: int  # steps done
+    draws: int  # batches of prompts drawn
+    data: str = ""  # digest of the problems that are drawn from
+    best: float | None = None  # the metric of checkpoint.keep_best, at its best so far
+    best_step: int | None = None  # and the step that had it
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"step-{step:06d}"
+
+
+def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], ranks: Collective = SOLO) -> Path:
+    """Write a checkpoint; ``write`` puts the learner's files into the folder it is given, on every rank its own.
+
+    The first rank makes the folder before and seals it after all have written. Raises UserError, with nothing
+    half-written left behind, where the disk does not take it.
+    """
+    final = folder_of(root, state.step)
+    partial = root / f"{_PARTIAL}{final.name}"
+    with ExitStack() as stack:
+        stack.enter_context(writing(final, *BACKEND_WRITES))
+        if ranks.rank == 0:
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            root.mkdir(parents=True, exist_ok=True)
+            _discard_partial(root)
+            partial.mkdir()
+        ranks.barrier()
+        write(partial)
+        ranks.barrier()
+        if ranks.rank == 0:
+            (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
+            (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
+            _seal(partial)
+            if final.exists():  # a damaged one, which the run went back behind
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync(root)
+        ranks.barrier()  # no rank may end before the first one has made it whole
+    return final
+
+
+def find(root: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint, or None, and a line for each newer one that is damaged."""
+    damaged: list[str] = []
+    for folder in reversed(_folders(root)):
+        problem = check(folder)
+        if problem is None:
+            return folder, damaged
+        damaged.append(f"{folder}: passed over, {problem}")
+    return None, damaged
+
+
+def steps(root: Path) -> list[int]:
+    """The steps that have a checkpoint, whole or damaged, in order."""
+    return [_step(folder) for folder in _folders(root)]
+
+
+def check(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        version, files = manifest["format"], manifest["files"]
+        if version != FORMAT:
+            return f"its format {_shown(version)} is not {FORMAT}, the one this version of delta reads"
+        for name, facts in files.items():
+            file = folder / name
+            if file.stat().st_size != facts["bytes"]:
+                return f"{_shown(name)} has {file.stat().st_size} bytes instead of {_shown(facts['bytes'])}"
+            if _digest(file) != facts["sha256"]:
+                return f"{_shown(name)} does not match its checksum"
+        read_state(folder)
+    except OSError as error:
+        return f"{_shown(Path(error.filename or folder).name)} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return f"{MANIFEST} or {STATE} is not what its name says"
+    return None
+
+
+def _shown(value: object) -> str:
+    """What a damaged manifest holds, on one line."""
+    text = str(value)[:60]
+    return text if text.isprintable() else repr(text)
+
+
+def read_state(folder: Path) -> State:
+    """The counters of a checkpoint; :func:`check` has found them whole."""
+    state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    if _step(folder) != state.step:
+        raise ValueError(f"{folder} holds step {state.step}")
+    return state
+
+
+def prune(root: Path, newest: int, keep: int, best: int | None) -> None:
+    """Of the checkpoints up to step ``newest`` remove all but the last ``keep`` and that of step ``best``.
+
+    Those after it are damaged, or the run would not have gone back behind them.
+    """
+    for folder in [folder for folder in _folders(root) if _step(folder) <= newest][:-keep]:
+        if _step(folder) != best:
+            # Renamed first: a removal that is interrupted leaves nothing that looks like a checkpoint.
+            doomed = folder.rename(root / f"{_PARTIAL}old-{folder.name}")
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    """The checkpoints, oldest first."""
+    return sorted((path for path in root.glob("step-*") if path.name[5:].isdecimal()), key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name[5:])
+
+
+def _discard_partial(root: Path) -> None:
+    for leftover in root.glob(f"{_PARTIAL}*"):
+        shutil.rmtree(leftover)
+
+
+def _seal(folder: Path) -> None:
+    files = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+        _sync(file)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n", encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or a folder's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

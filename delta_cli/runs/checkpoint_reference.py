@@ -1,0 +1,129 @@
+"""What an evaluation or an export is of: a model, or a run at one of its steps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends import registry
+from backends.interface import BackendSettings, Learner
+from delta_cli.assets import model_path
+from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.runs import checkpoint, export_stamp
+from delta_cli.runs.folder import BACKEND_WRITES, RunFolder
+from delta_cli.training.setup import backend_settings
+
+CHOICES = "best, last or the number of a step"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, or a run with its recipe and the checkpoint that holds the step asked for."""
+
+    name: str  # as it was asked for
+    settings: BackendSettings
+    recipe: Recipe | None = None
+    checkpoint: Path | None = None  # None: the weights are those of settings.model
+    step: int | None = None  # of a run; None where it is not known
+
+    @property
+    def weights(self) -> str:
+        """The folder or hub name whose files are measured."""
+        return str(self.checkpoint or self.settings.model)
+
+    def load_into(self, learner: Learner) -> None:
+        """Put the step's weights into a learner that was made from ``settings``."""
+        if self.checkpoint is not None:
+            learner.load(self.checkpoint)
+
+
+def find_subject(name: str, which: str | None = None, say: Callable[[str], None] = lambda line: None) -> Subject:
+    """The model or run ``name``; of a run the step ``which``: "best", "last" (also None) or a number.
+
+    The exported model is taken where it holds that very step, else the checkpoint. ``say`` is told of
+    damaged checkpoints that were passed over. Raises UserError where there is no such step.
+    """
+    run = RunFolder(Path(name))
+    if not run.started:
+        if which is not None:
+            raise UserError(f"--checkpoint {which}: {name} is a model, not a run that delta train wrote; leave it out")
+        settings = BackendSettings(model=model_path(name), frozen=True)
+        return Subject(name, settings, step=export_stamp.step_of(Path(name)))
+    recipe = load_recipe(run.recipe)
+    step = _step(run, which or "last", say)
+    if (run.model / "config.json").is_file() and step == export_stamp.step_of(run.model):
+        return Subject(name, BackendSettings(model=str(run.model), frozen=True), recipe, step=step)
+    assert step is not None  # only an exported model may not know its step
+    folder = checkpoint.folder_of(run.checkpoints, step)
+    problem = checkpoint.check(folder) if folder.is_dir() else f"it is not there ({_there(run)})"
+    if problem is not None:
+        raise UserError(f"{folder}: {problem}; choose another --checkpoint: {CHOICES}")
+    return Subject(name, backend_settings(recipe), recipe, folder, step)
+
+
+def _step(run: RunFolder, which: str, say: Callable[[str], None]) -> int | None:
+    """The step that ``which`` stands for; None for an exported model that does not know its own."""
+    if which.isdecimal():
+        return int(which)
+    if which not in ("best", "last"):
+        raise UserError(f"--checkpoint {which}: choose {CHOICES} ({_there(run)})")
+    newest = max(checkpoint.steps(run.checkpoints), default=None)
+    if which == "last" and newest in (export_stamp.step_of(run.model), None):
+        if (run.model / "config.json").is_file():
+            return export_stamp.step_of(run.model)
+        raise UserError(
+            f"{run.path}: this run has neither a model nor a checkpoint yet; wait, or evaluate its base model"
+        )
+    found, damaged = checkpoint.find(run.checkpoints)
+    for line in damaged:
+        say(line)
+    if found is None:
+        raise UserError(f"{run.checkpoints}: no checkpoint is whole; {damaged[0] if damaged else 'there is none'}")
+    state = checkpoint.read_state(found)
+    if which == "last":
+        return state.step
+    if state.best_step is None:
+        raise UserError(
+            f"{run.path}: no best checkpoint was kept; set checkpoint.keep_best before training, e.g. to eval_accuracy"
+        )
+    return state.best_step
+
+
+def _there(run: RunFolder) -> str:
+    steps = checkpoint.steps(run.checkpoints)
+    return f"there are checkpoints of steps {', '.join(map(str, steps))}" if steps else "there are no checkpoints"
+
+
+def export_model(
+    subject: Subject, backend_name: str, out: Path, finish: Callable[[Path], Path] = lambda folder: folder
+) -> None:
+    """Write the subject's model folder to ``out``, which appears whole or not at all.
+
+    ``finish`` gets the folder while it is still under another name, adds to it or makes another one of it, and
+    returns which of them becomes ``out``. Raises UserError where the disk does not take it.
+    """
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        if subject.checkpoint is None:
+            shutil.copytree(subject.settings.model, partial)
+        else:
+            partial.mkdir(parents=True)
+            with closing(registry.create(backend_name, subject.settings)) as learner:
+                subject.load_into(learner)
+                learner.export(partial)
+        chosen = finish(partial)
+        if subject.step is not None:
+            export_stamp.write_step(chosen, subject.step)
+        if out.is_dir():
+            out.rmdir()  # empty
+        chosen.rename(out)
+        if chosen != partial:
+            shutil.rmtree(partial)
+    except (OSError, *BACKEND_WRITES) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{out}: cannot be written ({error}); make room, or choose another folder") from error

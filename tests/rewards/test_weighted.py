@@ -1,0 +1,158 @@
+"""Several rewards as one: sums worked by hand, who says what is right, and failures that stay one reward's own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from delta_cli.data.problem import Problem
+from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.spec import Kind, RewardSpec
+from delta_cli.rewards.weighted import Graders, Part
+
+PROBLEM = Problem(id="p", question="q", answer="5")
+CUSTOM = """
+import os, time
+def reward(response, problem):
+    if "hang" in response: time.sleep(99)
+    if "die" in response: os._exit(3)
+    return len(response) / 4
+"""
+
+
+def part(kind: Kind, weight: float = 1.0, verifies: bool = False, timeout: float = 20.0, **changes: object) -> Part:
+    """A part that is called as its kind."""
+    return Part(Grader(RewardSpec(kind=kind, **changes), 1, timeout), kind, weight, verifies)  # type: ignore[arg-type]
+
+
+def graded(graders: Graders, response: str, length: int = 10, truncated: bool = False) -> Verdict:
+    return graders.submit(response, PROBLEM, length, truncated).result(60)
+
+
+def test_the_reward_is_the_weighted_sum_and_each_is_told() -> None:
+    """By hand: 2 · right + 0.5 · one box − 0.25 · (1 − 10/40), and the shaping of one is weighed with it."""
+    parts = [
+        part("math", 2.0, verifies=True),
+        part("format", 0.5),
+        part("length", -0.25, limit=40, length_penalty=1.0),
+    ]
+    with Graders(parts) as graders:
+        verdict = graded(graders, r"\boxed{5}")
+        assert verdict.reward == pytest.approx(2 + 0.5 - 0.25 * (0.75 - 0.01), abs=1e-12)
+        assert verdict.parts == {"math": 1.0, "format": 1.0, "length": pytest.approx(0.74, abs=1e-12)}
+        assert (verdict.correct, verdict.failure) == (True, None)
+        wrong = graded(graders, r"\boxed{4} \boxed{6}", length=40)
+        assert wrong.reward == pytest.approx(0.25 * 0.04, abs=1e-12)
+        assert not wrong.correct
+
+
+def test_one_reward_is_a_list_of_one() -> None:
+    with Graders([part("math", verifies=True)]) as one, Graders([part("math", 3.0, verifies=True)]) as thrice:
+        assert graded(one, r"\boxed{5}") == Verdict(1.0, True, None)
+        assert graded(thrice, r"\boxed{5}") == Verdict(3.0, True, None)
+
+
+@pytest.mark.parametrize(
+    ("response", "correct"),
+    [(r"so \boxed{5} and 5", True), (r"so \boxed{5} and 6", False), (r"so \boxed{6} and 5", False)],
+)
+def test_right_is_what_all_verifiers_call_right_whatever_their_weights(response: str, correct: bool) -> None:
+    parts = [part("math", 0.0, verifies=True), part("number", -1.0, verifies=True), part("format", 9.0)]
+    with Graders(parts) as graders:
+        assert graded(graders, response).correct is correct
+        assert graded(graders.verifying, response).correct is correct
+        assert [each.name for each in graders.verifying.parts] == ["math", "number"]
+
+
+@pytest.mark.parametrize(
+    ("form", "response", "value"),
+    [
+        ("math", r"\boxed{7}", 1.0),
+        ("math", r"\boxed{7} \boxed{7}", 0.0),
+        ("math", "#### 7", 0.0),
+        ("number", "#### 7", 1.0),
+        ("number", "7", 0.0),
+        ("code", "```python\npass\n```", 1.0),
+        ("code", "pass", 0.0),
+    ],
+)
+def test_the_format_is_that_of_the_verifier(form: Kind, response: str, value: float) -> None:
+    with Graders([part("format", form=form)]) as graders:
+        assert graded(graders, response).reward == value
+        assert graded(graders, response, truncated=True).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [
+        ("<think>a\nb</think> 5\n", 1.0),  # a dot is any character, and white space around does not count
+        ("so <think>a</think> 5", 0.0),  # the whole response
+        ("<think>a</think>", 0.0),
+    ],
+)
+def test_the_format_is_that_of_a_pattern(response: str, value: float) -> None:
+    with Graders([part("format", pattern="<think>.*</think>.+")]) as graders:
+        assert graded(graders, response).reward == value
+        assert graded(graders, response, truncated=True).reward == 0.0
+
+
+def test_a_pattern_that_backtracks_for_ever_meets_its_limit_and_the_others_count() -> None:
+    parts = [part("math", verifies=True), part("format", pattern=r"(.+)+!", timeout=1.5)]
+    started = time.monotonic()
+    with Graders(parts) as graders:
+        verdict = graded(graders, r"\boxed{5}" + "x" * 64)
+    assert verdict == Verdict(1.0, True, "format: timeout", {"math": 1.0, "format": 0.0})
+    assert time.monotonic() - started < 30
+
+
+def test_length_is_one_without_tokens_and_nothing_at_the_limit_or_beyond() -> None:
+    with Graders([part("length", limit=200)]) as graders:
+        assert [graded(graders, "", length).reward for length in (0, 50, 200, 999)] == [1.0, 0.75, 0.0, 0.0]
+
+
+def test_a_failure_is_one_rewards_own(tmp_path: Path) -> None:
+    """What hangs or dies adds nothing; the verdict of the other, with its own workers, comes through."""
+    (tmp_path / "mine.py").write_text(CUSTOM)
+    custom = part("custom", 0.5, timeout=1.5, path=str(tmp_path / "mine.py"))
+    with Graders([part("math", verifies=True), custom]) as graders:
+        responses = (r"\boxed{5}", r"hang \boxed{5}", r"die \boxed{6}", r"abc \boxed{5}")
+        verdicts = [graders.submit(each, PROBLEM, 1, False) for each in responses]
+        fine, hung, died, after = (each.result(60) for each in verdicts)
+    assert fine == Verdict(1 + 0.5 * 9 / 4, True, None, {"math": 1.0, "custom": 9 / 4})
+    assert hung == Verdict(1.0, True, "custom: timeout", {"math": 1.0, "custom": 0.0})
+    assert died == Verdict(0.0, False, "custom: worker died", {"math": 0.0, "custom": 0.0})
+    assert after == Verdict(1 + 0.5 * 13 / 4, True, None, {"math": 1.0, "custom": 13 / 4})
+
+
+def test_a_verifier_that_fails_makes_the_response_wrong(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CUSTOM)
+    custom = part("custom", verifies=True, timeout=1.5, path=str(tmp_path / "mine.py"))
+    with Graders([custom, part("length", limit=4)]) as graders:
+        assert graded(graders, "hang", 1) == Verdict(0.75, False, "custom: timeout", {"custom": 0.0, "length": 0.75})
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_programs_in_the_sandbox_beside_others() -> None:
+    problem = Problem(id="p", question="q", answer={"type": "asserts", "code": "assert f(1) == 2\nassert f(2) == 3"})
+    share = part("code", verifies=True, mode="share", format_bonus=0.5)
+    with Graders([share, part("format", 0.25, form="code")]) as graders:
+        right, half, none = (
+            graders.submit(f"```python\ndef f(x): return {body}\n```", problem, 9, False).result(60)
+            for body in ("x + 1", "2", "x")
+        )
+    assert right == Verdict(1.75, True, None, {"code": 1.5, "format": 1.0})
+    assert half == Verdict(1.25, False, None, {"code": 1.0, "format": 1.0})
+    assert none == Verdict(0.75, False, None, {"code": 0.5, "format": 1.0})
+
+
+def test_closing_settles_what_hangs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CUSTOM)
+    graders = Graders([part("math", verifies=True), part("custom", path=str(tmp_path / "mine.py"), timeout=60.0)])
+    hung = graders.submit(r"hang \boxed{5}", PROBLEM, 1, False)
+    time.sleep(0.2)
+    assert not hung.done()
+    graders.close()
+    failure = "custom: error: the grader was closed"
+    assert hung.result(0) == Verdict(1.0, True, failure, {"math": 1.0, "custom": 0.0})

@@ -1,0 +1,176 @@
+"""Which step of a run is evaluated or exported, and that no evaluation overwrites another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from delta_cli import cli
+from delta_cli.errors import UserError
+from delta_cli.evaluation.results import Evaluation
+from delta_cli.runs.checkpoint_reference import find_subject
+from delta_cli.runs import checkpoint
+from tests.training.harness import make_recipe, train, write_model
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 5 steps with a checkpoint after each, the best by accuracy among them."""
+    root = tmp_path_factory.mktemp("subject")
+    model = write_model(root / "base")
+    changes = {"checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_best": "accuracy"}
+    train(make_recipe(model, run__steps=STEPS, evaluation__every=0, **changes), root / "run")
+    return root / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def best_step(run: Path) -> int:
+    """The first with the best, of the metrics as they were written; never the last here, where no answer is right."""
+    rewards = [json.loads(line)["accuracy"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return int(np.argmax(rewards)) + 1
+
+
+def delta(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["delta", *arguments])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_the_exported_model_is_measured_where_it_holds_the_step(run: Path) -> None:
+    for which in (None, "last", str(STEPS)):
+        subject = find_subject(str(run), which)
+        assert (subject.step, subject.checkpoint, subject.weights) == (STEPS, None, str(run / "model"))
+    subject = find_subject(str(run), "2")
+    assert (subject.step, subject.checkpoint) == (2, run / "checkpoints" / "step-000002")
+
+
+def test_best_is_the_step_with_the_best_metric(run: Path) -> None:
+    best = best_step(run)
+    assert best < STEPS
+    assert find_subject(str(run), "best").step == best
+    assert checkpoint.read_state(run / "checkpoints" / f"step-{STEPS:06d}").best_step == best
+
+
+def test_a_newer_checkpoint_than_the_model_is_what_last_means(run: Path) -> None:
+    """As after a resume with more steps that was stopped: the model is that of step 5 still."""
+    (run / "model" / "delta.json").write_text('{"format": 1, "step": 3}')
+    subject = find_subject(str(run))
+    assert (subject.step, subject.checkpoint) == (STEPS, run / "checkpoints" / f"step-{STEPS:06d}")
+    assert find_subject(str(run), "3").checkpoint is None
+
+
+def test_a_model_that_does_not_know_its_step_gives_way_to_a_checkpoint(run: Path) -> None:
+    (run / "model" / "delta.json").unlink()
+    assert find_subject(str(run)).checkpoint == run / "checkpoints" / f"step-{STEPS:06d}"
+    shutil.rmtree(run / "checkpoints")
+    subject = find_subject(str(run))
+    assert (subject.step, subject.weights) == (None, str(run / "model"))
+
+
+def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -> None:
+    shutil.rmtree(run / "model")
+    newest = run / "checkpoints" / f"step-{STEPS:06d}"
+    (newest / "state.safetensors").write_bytes(b"")
+    said: list[str] = []
+    assert find_subject(str(run), None, said.append).step == STEPS - 1
+    assert str(newest) in said[0]
+    with pytest.raises(UserError, match="has 0 bytes"):
+        find_subject(str(run), str(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("which", "part"),
+    [("7", r"not there \(there are checkpoints of steps 1, 2, 3, 4, 5\)"), ("newest", "choose best, last or")],
+)
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(run: Path, which: str, part: str) -> None:
+    with pytest.raises(UserError, match=part) as error:
+        find_subject(str(run), which)
+    assert "\n" not in str(error.value)
+
+
+def test_without_keep_best_there_is_no_best(run: Path) -> None:
+    for state in run.glob("checkpoints/*/state.json"):
+        table = json.loads(state.read_text()) | {"best": None, "best_step": None}
+        state.write_text(json.dumps(table))
+        (state.parent / "manifest.json").unlink()
+        checkpoint._seal(state.parent)
+    with pytest.raises(UserError, match=r"checkpoint\.keep_best"):
+        find_subject(str(run), "best")
+
+
+def test_a_model_has_no_checkpoints() -> None:
+    with pytest.raises(UserError, match="is a model, not a run"):
+        find_subject("tiny-base", "best")
+
+
+def test_an_export_holds_the_weights_of_its_step(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last step's export equals the model that training exported; another step's does not."""
+    shutil.copytree(run / "model", tmp_path / "trained")
+    shutil.rmtree(run / "model")
+    trained = load_file(tmp_path / "trained" / "model.safetensors")
+    for which, step in (("last", STEPS), ("2", 2), ("best", best_step(run))):
+        out = tmp_path / f"out-{which}"
+        assert delta(monkeypatch, "export", str(run), str(out), "--checkpoint", which, "--backend", "fake") == 0
+        assert json.loads((out / "delta.json").read_text())["step"] == step
+        weights = load_file(out / "model.safetensors")
+        assert weights.keys() == trained.keys()
+        assert all(np.array_equal(weights[name], trained[name]) for name in weights) == (step == STEPS)
+    assert f"after step 2 of {run}" in capsys.readouterr().out
+    assert delta(monkeypatch, "export", str(run), str(out), "--backend", "fake") == 2
+    assert delta(monkeypatch, "export", str(tmp_path), str(tmp_path / "new"), "--backend", "fake") == 2
+
+
+def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluate(*options: str) -> Evaluation:
+        assert delta(monkeypatch, "eval", str(run), "--backend", "fake", "--quiet", "--json", *options) == 0
+        return Evaluation.model_validate_json(capsys.readouterr().out)
+
+    whole = evaluate()
+    assert (whole.step, whole.limit, whole.model, whole.format) == (STEPS, None, str(run), 2)
+    cut = evaluate("--limit", "2")
+    assert (cut.limit, cut.average.questions) == (2, 2)
+    second = evaluate("--checkpoint", "2")
+    assert second.step == 2
+    seeded = evaluate("--seed", "7")
+    assert seeded.settings.seed == 7
+    folder = run / "evaluations"
+    assert {each.name: Evaluation.read(each) for each in folder.iterdir()} == {
+        f"held_out-step{STEPS}": whole,
+        f"held_out-step{STEPS}-limit2": cut,
+        "held_out-step2": second,
+        f"held_out-step{STEPS}-2": seeded,
+    }
+    assert evaluate("--seed", "7") == seeded  # once more finds its folder
+    assert len(list(folder.iterdir())) == 4
+    out = ("--out", str(folder / "held_out-step2"))
+    assert delta(monkeypatch, "eval", str(run), "--backend", "fake", "--quiet", *out) == 2
+    assert "holds the evaluation of something else" in capsys.readouterr().err
+
+
+def test_the_checkpoint_is_what_answers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses of an early step are longer than those of the last: the task rewards short ones."""
+    for step in (1, STEPS):
+        options = ["--checkpoint", str(step), "--samples", "8", "--backend", "fake", "--quiet"]
+        assert delta(monkeypatch, "eval", str(run), *options) == 0
+    early, late = (Evaluation.read(run / "evaluations" / f"held_out-step{step}") for step in (1, STEPS))
+    assert early.average.mean_length > late.average.mean_length + 1
