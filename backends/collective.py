@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.arrays import Doubles, Ids
 from backends.interface import Collective
 
 
@@ -16,7 +17,7 @@ class Solo:
 
     rank, size = 0, 1
 
-    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, array: Doubles) -> Doubles:
         return array
 
     def gather(self, item: Any) -> list[Any]:
@@ -47,7 +48,7 @@ def from_first(collective: Collective, item: Any) -> Any:
     return item if collective.size == 1 else collective.gather(item if collective.rank == 0 else None)[0]
 
 
-def deal(costs: Sequence[float] | NDArray[np.number], ranks: int) -> list[NDArray[np.int64]]:
+def deal(costs: Sequence[float] | NDArray[np.number], ranks: int) -> list[Ids]:
     """Items of known costs dealt to ranks so that their sums are nearly equal; the items of each, ascending.
 
     The dearest first, each to the rank that has least so far. A function of its arguments alone, so all

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Bools as Bools
+from backends.arrays import Doubles
+from backends.arrays import Floats as Floats
+from backends.arrays import Ids as Ids
 from backends.errors import BackendError as BackendError
-
-Ids = NDArray[np.int64]
-Floats = NDArray[np.floating]
-Bools = NDArray[np.bool_]
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
 
@@ -426,7 +425,7 @@ class Collective(Protocol):
     rank: int  # of this process
     size: int  # how many there are
 
-    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, array: Doubles) -> Doubles:
         """The sum over ranks of arrays of one shape, the same bits on every rank."""
 
     def gather(self, item: Any) -> list[Any]:

@@ -9,10 +9,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from backends.arrays import Doubles
 from backends.batching import PaddedBatch, micro_batches
 from backends.fake import folder as model_folder
 from backends.fake.optimizer import AdamW
-from backends.fake.qwen3 import Array, Back, Qwen3, Weights
+from backends.fake.qwen3 import Back, Qwen3, Weights
 from backends.fake.sampling import Response, generate, log_softmax
 from backends.interface import (
     BackendError,
@@ -39,7 +40,7 @@ STATE = "state.safetensors"
 class FakeFeatures:
     """Token features as one float64 array; of ``feature_bytes`` nothing is asked."""
 
-    def __init__(self, vectors: Array) -> None:
+    def __init__(self, vectors: Doubles) -> None:
         self.vectors = vectors  # [N, H]
 
     def weighted_sum(self, weights: Floats) -> Floats:
@@ -135,31 +136,31 @@ class FakeEngine(LocalEngine):
         finally:
             self.model.weights = current
 
-    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Array]]:
+    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Doubles]]:
         features = self._score(sequences, proxy).features
         assert isinstance(features, FakeFeatures)
         yield np.arange(start, stop), features.vectors[start:stop]
 
-    def _states(self, batch: PaddedBatch) -> tuple[Array, Back]:
+    def _states(self, batch: PaddedBatch) -> tuple[Doubles, Back]:
         """Post-norm hidden states [n, H] that predict the targets, and the way back from them."""
         positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
         states, back_trunk = self.model.trunk(batch.ids, positions)  # causal, so padding on the right is not seen
 
-        def back(dh: Array) -> Array:
+        def back(dh: Doubles) -> Doubles:
             dstates = np.zeros_like(states)
             dstates[batch.predicts] = dh
             return back_trunk(dstates)
 
         return states[batch.predicts], back
 
-    def _head(self, states: Array, temperature: float) -> Iterator[tuple[slice, Array]]:
+    def _head(self, states: Doubles, temperature: float) -> Iterator[tuple[slice, Doubles]]:
         """The head in chunks: which of the states, and their log-probabilities [c, V]."""
         rows = self.model.weights[self.model.head]
         for first in range(0, len(states), self.settings.head_chunk_tokens):
             part = slice(first, first + self.settings.head_chunk_tokens)
             yield part, log_softmax(states[part] @ rows.T / temperature)
 
-    def _vectors(self, proxy: Proxy, h: Array, logp: Array, y: Ids) -> Array:
+    def _vectors(self, proxy: Proxy, h: Doubles, logp: Doubles, y: Ids) -> Doubles:
         """Token-gradient proxies [c, H] (method, sections 2 and 'Richer proxies')."""
         if proxy.kind == "output_row":
             return -np.expm1(logp[np.arange(len(y)), y])[:, None] * h
@@ -195,7 +196,7 @@ class FakeEngine(LocalEngine):
             back(self._back_head(states, batch.targets, np.asarray(gradient), sequences.temperature))
         return total
 
-    def _back_head(self, states: Array, targets: Ids, gradient: Floats, temperature: float) -> Array:
+    def _back_head(self, states: Doubles, targets: Ids, gradient: Floats, temperature: float) -> Doubles:
         """From dloss/dlogp [n] to dloss/dstates [n, H]; d logp(y) / d logits = onehot(y) − p."""
         rows, grad = self.model.weights[self.model.head], self.model.grads[self.model.head]
         dstates = np.zeros_like(states)

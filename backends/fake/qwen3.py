@@ -15,14 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit
 
+from backends.arrays import Doubles
 from backends.interface import Ids
 
-Array = NDArray[np.float64]
-Weights = dict[str, Array]  # by their names in model.safetensors
-Back = Callable[[Array], Array]
+Weights = dict[str, Doubles]  # by their names in model.safetensors
+Back = Callable[[Doubles], Doubles]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
@@ -45,8 +44,8 @@ class Config:
 class Cache:
     """Rotated keys and values of the positions seen so far, one slot for each: [layers, B, G, slots, D]."""
 
-    keys: Array
-    values: Array
+    keys: Doubles
+    values: Doubles
 
     @classmethod
     def empty(cls, config: Config, rows: int, slots: int) -> Cache:
@@ -57,7 +56,7 @@ class Cache:
         """A cache with the sequences at ``rows``, in that order; a sequence may be taken many times."""
         return Cache(self.keys[:, rows], self.values[:, rows])
 
-    def update(self, layer: int, positions: Ids, key: Array, value: Array) -> tuple[Array, Array]:
+    def update(self, layer: int, positions: Ids, key: Doubles, value: Doubles) -> tuple[Doubles, Doubles]:
         """Store key and value [B, G, T, D] at ``positions`` [B, T]; all up to the largest [B, G, S, D]."""
         row, used = np.arange(len(positions))[:, None], int(positions.max()) + 1
         for store, new in ((self.keys, key), (self.values, value)):
@@ -65,7 +64,7 @@ class Cache:
         return self.keys[layer, :, :, :used], self.values[layer, :, :, :used]
 
 
-def rotate(x: Array, angles: Array) -> Array:
+def rotate(x: Doubles, angles: Doubles) -> Doubles:
     """Rotary position embedding: entry i of a head turns with entry i + D/2. Its inverse: −angles."""
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -81,7 +80,7 @@ class Qwen3:
         self.grads = {name: np.zeros_like(weight) for name, weight in weights.items()}
         self.head = EMBEDDING if config.tied else HEAD
 
-    def trunk(self, ids: Ids, positions: Ids, cache: Cache | None = None) -> tuple[Array, Back]:
+    def trunk(self, ids: Ids, positions: Ids, cache: Cache | None = None) -> tuple[Doubles, Back]:
         """Ids and positions [B, T] to post-norm hidden states [B, T, H], the input of the head.
 
         Without a cache, attention is among ``ids``, whose positions then are 0, 1, 2, … in every row.
@@ -95,7 +94,7 @@ class Qwen3:
             backs.append(back)
         x, norm_back = self._rms_norm(FINAL_NORM, x)
 
-        def back_trunk(dx: Array) -> Array:
+        def back_trunk(dx: Doubles) -> Doubles:
             dx = norm_back(dx)
             for back in reversed(backs):
                 dx = back(dx)
@@ -105,8 +104,8 @@ class Qwen3:
         return x, back_trunk
 
     def _residual(
-        self, prefix: str, layer: int, x: Array, positions: Ids, angles: Array, cache: Cache | None
-    ) -> tuple[Array, Back]:
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: Cache | None
+    ) -> tuple[Doubles, Back]:
         """x + attention(norm(x)), then the same with the gated unit. [B, T, H]"""
         y, norm1 = self._rms_norm(f"{prefix}.input_layernorm.weight", x)
         y, attention = self._attention(f"{prefix}.self_attn", layer, y, positions, angles, cache)
@@ -114,15 +113,15 @@ class Qwen3:
         y, norm2 = self._rms_norm(f"{prefix}.post_attention_layernorm.weight", x)
         y, swiglu = self._swiglu(f"{prefix}.mlp", y)
 
-        def back(dx: Array) -> Array:
+        def back(dx: Doubles) -> Doubles:
             dx = dx + norm2(swiglu(dx))
             return dx + norm1(attention(dx))
 
         return x + y, back
 
     def _attention(
-        self, prefix: str, layer: int, x: Array, positions: Ids, angles: Array, cache: Cache | None
-    ) -> tuple[Array, Back]:
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: Cache | None
+    ) -> tuple[Doubles, Back]:
         """Causal attention; M query heads share a key-value head. [B, T, H]"""
         B, T, _ = x.shape
         G, D = self.config.kv_heads, self.config.head_dim
@@ -144,7 +143,7 @@ class Qwen3:
         mixed = (attention @ value).reshape(B, G * M, T, D).swapaxes(1, 2).reshape(B, T, -1)  # [B, T, G·M·D]
         y, back_output = self._linear(f"{prefix}.o_proj.weight", mixed)
 
-        def back(dy: Array) -> Array:
+        def back(dy: Doubles) -> Doubles:
             dmixed = back_output(dy).reshape(B, T, G * M, D).swapaxes(1, 2).reshape(B, G, M, T, D)
             dvalue = (attention.swapaxes(-1, -2) @ dmixed).sum(2)  # [B, G, S, D]
             dattention = dmixed @ value.swapaxes(-1, -2)
@@ -155,51 +154,51 @@ class Qwen3:
 
         return y, back
 
-    def _head_vectors(self, prefix: str, x: Array, angles: Array) -> tuple[Array, Back]:
+    def _head_vectors(self, prefix: str, x: Doubles, angles: Doubles) -> tuple[Doubles, Back]:
         """Queries or keys: projected, normalised within each head, rotated. [B, heads, T, D]"""
         B, T, _ = x.shape
         y, linear = self._linear(f"{prefix}_proj.weight", x)
         y, norm = self._rms_norm(f"{prefix}_norm.weight", y.reshape(B, T, -1, self.config.head_dim))
 
-        def back(dy: Array) -> Array:
+        def back(dy: Doubles) -> Doubles:
             return linear(norm(rotate(dy, -angles).swapaxes(1, 2)).reshape(B, T, -1))
 
         return rotate(y.swapaxes(1, 2), angles), back
 
-    def _swiglu(self, prefix: str, x: Array) -> tuple[Array, Back]:
+    def _swiglu(self, prefix: str, x: Doubles) -> tuple[Doubles, Back]:
         """down(silu(gate(x)) · up(x)). [B, T, H]"""
         gate, back_gate = self._linear(f"{prefix}.gate_proj.weight", x)  # [B, T, I]
         up, back_up = self._linear(f"{prefix}.up_proj.weight", x)
         sigmoid = expit(gate)
         y, back_down = self._linear(f"{prefix}.down_proj.weight", gate * sigmoid * up)
 
-        def back(dy: Array) -> Array:
+        def back(dy: Doubles) -> Doubles:
             dproduct = back_down(dy)
             dgate = dproduct * up * sigmoid * (1 + gate * (1 - sigmoid))
             return back_gate(dgate) + back_up(dproduct * gate * sigmoid)
 
         return y, back
 
-    def _rms_norm(self, name: str, x: Array) -> tuple[Array, Back]:
+    def _rms_norm(self, name: str, x: Doubles) -> tuple[Doubles, Back]:
         """weight · x / sqrt(mean(x²) + epsilon), over the last axis."""
         weight = self.weights[name]
         inverse = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config.norm_epsilon)
         unit = x * inverse
 
-        def back(dy: Array) -> Array:
+        def back(dy: Doubles) -> Doubles:
             self.grads[name] += (dy * unit).reshape(-1, len(weight)).sum(0)
             dunit = dy * weight
-            dx: Array = inverse * (dunit - unit * np.mean(dunit * unit, axis=-1, keepdims=True))
+            dx: Doubles = inverse * (dunit - unit * np.mean(dunit * unit, axis=-1, keepdims=True))
             return dx
 
         return weight * unit, back
 
-    def _linear(self, name: str, x: Array) -> tuple[Array, Back]:
+    def _linear(self, name: str, x: Doubles) -> tuple[Doubles, Back]:
         """x·Wᵀ over the last axis; as one matrix product, several times faster than one for each row."""
         weight, flat = self.weights[name], x.reshape(-1, x.shape[-1])
         y = (flat @ weight.T).reshape(*x.shape[:-1], -1)
 
-        def back(dy: Array) -> Array:
+        def back(dy: Doubles) -> Doubles:
             dflat = dy.reshape(-1, dy.shape[-1])
             self.grads[name] += dflat.T @ flat
             return (dflat @ weight).reshape(x.shape)

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from backends.arrays import Doubles
 from backends.batching import uniforms
-from backends.fake.qwen3 import Array, Cache, Qwen3
+from backends.fake.qwen3 import Cache, Qwen3
 from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
 
-Features = Callable[[Proxy, Array, Array, Ids], Array]  # of states [n, H], log-probabilities [n, V] and tokens [n]
+Features = Callable[
+    [Proxy, Doubles, Doubles, Ids], Doubles
+]  # of states [n, H], log-probabilities [n, V] and tokens [n]
 
 
-def log_softmax(logits: Array) -> Array:
+def log_softmax(logits: Doubles) -> Doubles:
     """Over the last axis."""
-    shifted: Array = logits - logits.max(-1, keepdims=True)
-    total: Array = np.log(np.exp(shifted).sum(-1, keepdims=True))
+    shifted: Doubles = logits - logits.max(-1, keepdims=True)
+    total: Doubles = np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted - total
 
 
-def draw(logprobs: Array, noise: Array, sampling: Sampling) -> Ids:
+def draw(logprobs: Doubles, noise: Doubles, sampling: Sampling) -> Ids:
     """One token of each distribution [B, V] by the inverse of its cumulative sum at ``noise`` [B].
 
     Of the tokens that ``sampling`` leaves. One of probability zero is never drawn.
@@ -92,7 +95,7 @@ def generate(
     return finished
 
 
-def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Array, Cache, Ids]:
+def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, Cache, Ids]:
     """One forward of each different prompt, its result repeated for the rows that answer it.
 
     Returns the state that predicts the first token [B, H], the cache, the next position [B].

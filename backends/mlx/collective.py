@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.arrays import Doubles
 from backends.errors import LostPeerError
 from backends.interface import BackendError
 
@@ -40,7 +41,7 @@ class MlxCollective:
             ) from error
         self.rank, self.size = self._group.rank(), self._group.size()
 
-    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, array: Doubles) -> Doubles:
         """The sum over ranks, the same bits on every rank."""
         with mx.stream(mx.cpu):
             return np.array(self._all_sum(mx.array(np.asarray(array, np.float64), mx.float64)))

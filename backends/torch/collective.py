@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
+from backends.arrays import Doubles
 from backends.errors import LostPeerError
 from backends.interface import BackendError
 
@@ -42,7 +42,7 @@ class TorchCollective:
             ) from error
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def sum(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sum(self, array: Doubles) -> Doubles:
         """The sum over ranks, the same bits on every rank."""
         total = torch.from_numpy(np.array(array, np.float64))
         try:

@@ -15,8 +15,9 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from backends.arrays import Bools, Doubles
 from backends.interface import Ids, Learner, Proxy, ProxyKind
 from delta_cli.credit import group_advantages, method, token_coefficients
 from delta_cli.credit.surrogate import future_kl_weights
@@ -25,8 +26,6 @@ from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class Marks:
     """What the solver knows of the tokens of a batch."""
 
     mistakes: Ids  # [R] flat index of each wrong response's first wrong token; -1 without one
-    results: NDArray[np.bool_]  # [N] digits after an equals sign, in responses with a mistake
-    digits: NDArray[np.bool_]  # [N] digits; all other tokens are formatting
+    results: Bools  # [N] digits after an equals sign, in responses with a mistake
+    digits: Bools  # [N] digits; all other tokens are formatting
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
     return Marks(mistakes, results, digits)
 
 
-def separation(name: str, weights: Array, marks: Marks, starts: Ids) -> Separation:
+def separation(name: str, weights: Doubles, marks: Marks, starts: Ids) -> Separation:
     """Summarise weights [N] over the responses with a mistake; ``starts`` [R+1]."""
     there, elsewhere, wins, wins_results = [], [], [], []
     for row in np.flatnonzero(marks.mistakes >= 0):
@@ -146,11 +145,11 @@ def _mean(values: ArrayLike) -> float:
     return float(found.mean()) if found.size else np.nan
 
 
-def _outweighs(weight: np.float64, others: Array) -> float:
+def _outweighs(weight: np.float64, others: Doubles) -> float:
     return float(np.mean((weight > others) + 0.5 * (weight == others)))
 
 
-def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> KindMeans:
+def kind_means(weights: Doubles, advantages: Doubles, digits: Bools) -> KindMeans:
     """Mean weights [N] by kind and side; ``advantages`` of the tokens [N]."""
     positive, negative = advantages > 0, advantages < 0
     return KindMeans(
@@ -162,10 +161,10 @@ def kind_means(weights: Array, advantages: Array, digits: NDArray[np.bool_]) -> 
     )
 
 
-def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str, Array]:
+def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str, Doubles]:
     """The weight [N] that each variant, and each plain statistic, gives every token under the current policy."""
     advantages = group_advantages(batch.rewards, batch.groups)
-    found: dict[str, Array] = {}
+    found: dict[str, Doubles] = {}
     for proxy, variants in groupby(VARIANTS, key=lambda variant: variant.proxy):
         scores = learner.score(batch.sequences, Proxy(proxy))
         assert scores.features is not None
@@ -184,7 +183,7 @@ def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str,
     return found
 
 
-def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Array:
+def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Doubles:
     """Make the step's updates and return FIPO's weights [N] after them; before, they are all 1."""
     scored = updater.score(batch, every=True)
     credit = updater.credit(batch, scored, step)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from backends.arrays import Doubles
 from backends.interface import Ids
 from delta_cli.credit import group_advantages, token_coefficients
 from delta_cli.credit.features import Features
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Stability:
 
 def stability(
     features: Features,
-    rewards: Array,
+    rewards: Doubles,
     groups: Ids,
     starts: Ids,
     share: float,
@@ -42,7 +40,7 @@ def stability(
 ) -> Stability:
     """Flip ``share`` of the 0/1 ``rewards`` [R], so many ``draws`` of it, and compare the coefficients."""
 
-    def coefficients(rewards: Array) -> Array:
+    def coefficients(rewards: Doubles) -> Doubles:
         advantages = group_advantages(rewards, groups)
         return token_coefficients(features, advantages, starts, groups=groups if by_group else None).weights
 
@@ -57,7 +55,7 @@ def stability(
     return Stability(share, *np.mean(found, axis=0).tolist())
 
 
-def _agreement(first: Array, second: Array) -> tuple[float, float]:
+def _agreement(first: Doubles, second: Doubles) -> tuple[float, float]:
     """Rank correlation and mean absolute difference; NaN where nothing can be ranked."""
     if not len(first) or np.ptp(first) == 0 or np.ptp(second) == 0:
         return np.nan, float(np.abs(first - second).mean()) if len(first) else np.nan

@@ -14,13 +14,12 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from backends.arrays import Bools, Doubles
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.runs.records import Response
 
-Array = NDArray[np.float64]
 Kind = Literal["digits", "operators", "words", "formatting", "end"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_DIGITS = 12  # of an operand
@@ -146,7 +145,7 @@ def findings(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Findin
     return [Finding(name, _mean(each, 0), _mean(each, 1), len(each)) for name, each in scores.items()]
 
 
-def _weights(response: Response) -> dict[str, Array]:
+def _weights(response: Response) -> dict[str, Doubles]:
     return {
         "coefficient": response.coefficients,
         "surprisal": -response.logprobs,
@@ -154,7 +153,7 @@ def _weights(response: Response) -> dict[str, Array]:
     }
 
 
-def _above(values: Array, place: int, others: NDArray[np.bool_]) -> float:
+def _above(values: Doubles, place: int, others: Bools) -> float:
     """The share of the others that the value at ``place`` is above, ties half; NaN without others."""
     if not others.any():
         return float("nan")
@@ -166,9 +165,9 @@ def _mean(pairs: Sequence[tuple[float, float]], column: int) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def _columns(responses: Iterable[Response], tokenizer: Tokenizer) -> dict[str, Array]:
+def _columns(responses: Iterable[Response], tokenizer: Tokenizer) -> dict[str, Doubles]:
     """The tokens of responses with an advantage, a column for each number."""
-    parts: dict[str, list[Array]] = {name: [] for name in ("kind", "sign", "coefficient", "surprisal", "entropy")}
+    parts: dict[str, list[Doubles]] = {name: [] for name in ("kind", "sign", "coefficient", "surprisal", "entropy")}
     for response in responses:
         if not response.advantage or not len(response):
             continue

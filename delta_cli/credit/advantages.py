@@ -7,15 +7,15 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from backends.arrays import Bools, Doubles, Ids
+
 AdvantageKind = Literal["group_normalised", "mean_removed", "leave_one_out"]
 ADVANTAGES: tuple[str, ...] = get_args(AdvantageKind)
 
 _STD_FLOOR = 1e-6
 
 
-def group_advantages(
-    rewards: ArrayLike, groups: ArrayLike, kind: AdvantageKind = "group_normalised"
-) -> NDArray[np.float64]:
+def group_advantages(rewards: ArrayLike, groups: ArrayLike, kind: AdvantageKind = "group_normalised") -> Doubles:
     """Advantages [R] of responses with ``rewards`` [R] that belong to ``groups`` [R] (any integers).
 
     ``group_normalised``: (reward − mean) / (std + 1e-6), std unbiased; ``mean_removed``:
@@ -42,7 +42,7 @@ def group_advantages(
     return centred / (stds + _STD_FLOOR)[index]
 
 
-def _all_equal(rewards: NDArray[np.float64], index: NDArray[np.int64], groups: int) -> NDArray[np.bool_]:
+def _all_equal(rewards: Doubles, index: Ids, groups: int) -> Bools:
     """Whether a response's group (of two or more) has one reward throughout, [R].
 
     Their mean may differ from it by a rounding, which the division by the standard deviation's

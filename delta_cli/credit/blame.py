@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from backends.arrays import Doubles
 
 
-def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> NDArray[np.float64]:
+def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> Doubles:
     """Weights [N] that move the whole of a response's weight to its tokens that are ``blamed``.
 
     ``blamed`` [N] is True on the tokens that carry it, ``starts`` int64 [R+1] says where each response begins.

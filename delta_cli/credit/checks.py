@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from backends.arrays import Doubles, Ids
+
 _HOST = 1  # kDLCPU of DLPack
 
 
-def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[Doubles, Ids]:
     """Advantages [R] and starts [R+1] as arrays that fit each other; ValueError where they do not."""
     advantages = np.asarray(advantages, np.float64)
     starts = np.asarray(starts, np.int64)

@@ -11,13 +11,12 @@ from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.checks import check_choices, check_layout
 from delta_cli.credit.features import Features
 from delta_cli.credit.shared import Ranks, share
-
-Array = NDArray[np.float64]
 
 ScoreKind = Literal["sigmoid", "hard", "random"]
 ContrastKind = Literal["between", "within"]
@@ -42,7 +41,7 @@ _FLOOR = 1e-8  # of the centroids' denominators and of the margins' variance
 class GroupedFeatures(Features, Protocol):
     """What ``groups`` and ``contrast = "within"`` ask of features beyond the two reductions."""
 
-    def squared_norms(self) -> Array:
+    def squared_norms(self) -> Doubles:
         """‖v_t‖² for every token, [N]."""
 
     def slice(self, start: int, stop: int) -> GroupedFeatures:
@@ -118,13 +117,13 @@ class TokenCoefficients:
     final scores, of the positive and the negative side; NaN where there is no one pair of them.
     """
 
-    weights: Array  # [N]
-    alpha: Array  # [N]
-    margins: Array  # [N]
+    weights: Doubles  # [N]
+    alpha: Doubles  # [N]
+    margins: Doubles  # [N]
     degenerate: str | None = None
     temperatures: tuple[float, float] = (np.nan, np.nan)
 
-    def select(self, index: NDArray[np.int64]) -> TokenCoefficients:
+    def select(self, index: Ids) -> TokenCoefficients:
         """Those of some tokens."""
         return replace(self, weights=self.weights[index], alpha=self.alpha[index], margins=self.margins[index])
 
@@ -171,10 +170,10 @@ def token_coefficients(
 
 def _coefficients(
     features: Features,
-    advantages: Array,
-    starts: NDArray[np.int64],
+    advantages: Doubles,
+    starts: Ids,
     settings: CoefficientSettings,
-    groups: NDArray[np.int64] | None,
+    groups: Ids | None,
     rng: np.random.Generator,
 ) -> TokenCoefficients:
     per_token = np.repeat(advantages, np.diff(starts))  # [N]
@@ -193,7 +192,7 @@ def _coefficients(
 
 
 def _contrast(
-    features: Features, advantages: Array, settings: CoefficientSettings, rng: np.random.Generator
+    features: Features, advantages: Doubles, settings: CoefficientSettings, rng: np.random.Generator
 ) -> TokenCoefficients:
     """Scores of tokens under one pair of centroids; ``weights`` are lambda, not yet normalised."""
     sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
@@ -218,7 +217,7 @@ def _contrast(
     return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=temperatures)
 
 
-def _degenerate(counts: Array) -> str | None:
+def _degenerate(counts: Doubles) -> str | None:
     positive, negative = counts
     if positive and negative:
         return None
@@ -227,7 +226,7 @@ def _degenerate(counts: Array) -> str | None:
     return "no response has a positive advantage" if negative else "every advantage is zero"
 
 
-def _centroids(features: Features, masses: Array, settings: CoefficientSettings) -> Array:
+def _centroids(features: Features, masses: Doubles, settings: CoefficientSettings) -> Doubles:
     centroids = _means(features, masses)
     if settings.centroid == "median":
         norms = features.squared_norms()  # type: ignore[attr-defined]
@@ -237,13 +236,13 @@ def _centroids(features: Features, masses: Array, settings: CoefficientSettings)
     return centroids
 
 
-def _means(features: Features, masses: Array) -> Array:
+def _means(features: Features, masses: Doubles) -> Doubles:
     totals = masses.sum(axis=1)
     directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
     return np.asarray(directions, np.float64)
 
 
-def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], settings: CoefficientSettings) -> Array:
+def _margins(features: Features, centroids: Doubles, members: Bools, settings: CoefficientSettings) -> Doubles:
     positive, negative = centroids
     if settings.contrast == "within":
         norms = features.squared_norms()  # type: ignore[attr-defined]
@@ -256,7 +255,7 @@ def _margins(features: Features, centroids: Array, members: NDArray[np.bool_], s
     return np.select(list(members), [margins, -margins], 0.0)
 
 
-def _temperatures(margins: Array, members: NDArray[np.bool_], counts: Array, settings: CoefficientSettings) -> Array:
+def _temperatures(margins: Doubles, members: Bools, counts: Doubles, settings: CoefficientSettings) -> Doubles:
     if (fixed := settings.fixed_temperatures) is not None:
         return np.array(fixed)
     counts = np.maximum(counts, 1)  # of a side without tokens, which has no use for its gamma
@@ -266,12 +265,12 @@ def _temperatures(margins: Array, members: NDArray[np.bool_], counts: Array, set
 
 
 def _scores(
-    margins: Array,
-    gamma: Array,
-    members: NDArray[np.bool_],
+    margins: Doubles,
+    gamma: Doubles,
+    members: Bools,
     settings: CoefficientSettings,
     rng: np.random.Generator,
-) -> Array:
+) -> Doubles:
     if settings.score == "hard":
         alpha = (margins > 0).astype(np.float64)
     elif settings.score == "random":
@@ -283,9 +282,9 @@ def _scores(
 
 def _contrast_groups(
     features: Features,
-    advantages: Array,
-    starts: NDArray[np.int64],
-    groups: NDArray[np.int64],
+    advantages: Doubles,
+    starts: Ids,
+    groups: Ids,
     settings: CoefficientSettings,
     rng: np.random.Generator,
 ) -> TokenCoefficients:
@@ -312,8 +311,8 @@ def _contrast_groups(
 
 def _contrast_shards(
     features: Features,
-    advantages: Array,
-    shards: NDArray[np.int64],
+    advantages: Doubles,
+    shards: Ids,
     settings: CoefficientSettings,
     rng: np.random.Generator,
 ) -> TokenCoefficients:
@@ -331,7 +330,7 @@ def _contrast_shards(
     return TokenCoefficients(weights, alpha, margins, "no shard has advantages of both signs" if all(reasons) else None)
 
 
-def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator) -> Array:
+def _weigh(raw: TokenCoefficients, settings: CoefficientSettings, rng: np.random.Generator) -> Doubles:
     """Weights from lambda: the weighting chosen, then self-normalised to a mean of 1."""
     weights = raw.alpha if settings.weighting == "alpha" else raw.weights
     if settings.weighting in ("top", "bottom", "random"):

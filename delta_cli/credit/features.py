@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from backends.arrays import Floats, Ids
 from delta_cli.credit.checks import as_numpy
-
-Array = NDArray[np.floating]
 
 _CHUNK_BYTES = 2**20  # of float64: a chunk stays in one core's cache, and below what BLAS would wake threads for
 
@@ -22,10 +21,10 @@ class Features(Protocol):
     elementwise and never looks inside.
     """
 
-    def weighted_sum(self, weights: Array) -> Array:
+    def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N]: one direction for each of S rows."""
 
-    def project(self, direction: Array) -> Array:
+    def project(self, direction: Floats) -> Floats:
         """⟨v_t, direction⟩ for every token, [N]."""
 
 
@@ -35,18 +34,18 @@ class DenseFeatures:
     Products run in float64 chunk by chunk, whatever ``hidden`` is stored in.
     """
 
-    def __init__(self, hidden: Array, scale: Array | None = None) -> None:
+    def __init__(self, hidden: Floats, scale: Floats | None = None) -> None:
         self.hidden = hidden  # [N, H]
         self.scale = np.ones(len(hidden)) if scale is None else np.asarray(scale, np.float64)  # [N]
 
-    def _chunks(self) -> Iterator[tuple[slice, Array]]:
+    def _chunks(self) -> Iterator[tuple[slice, Floats]]:
         tokens, width = self.hidden.shape
         size = max(1, _CHUNK_BYTES // (8 * max(width, 1)))
         for first in range(0, tokens, size):
             part = slice(first, min(first + size, tokens))
             yield part, self.hidden[part].astype(np.float64, copy=False)
 
-    def weighted_sum(self, weights: ArrayLike) -> Array:
+    def weighted_sum(self, weights: ArrayLike) -> Floats:
         """Σ_t weights[s, t]·v_t, float64 [S, H], for weights [S, N]."""
         weights = np.asarray(weights, np.float64)
         if weights.ndim != 2 or weights.shape[1] != len(self.hidden):
@@ -56,7 +55,7 @@ class DenseFeatures:
             total += (weights[:, part] * self.scale[part]) @ hidden
         return total
 
-    def project(self, direction: ArrayLike) -> Array:
+    def project(self, direction: ArrayLike) -> Floats:
         """⟨v_t, direction⟩, float64 [N], for a direction [H]."""
         direction = np.asarray(direction, np.float64)
         result = np.empty(len(self.hidden))
@@ -64,7 +63,7 @@ class DenseFeatures:
             result[part] = hidden @ direction
         return result * self.scale
 
-    def squared_norms(self) -> Array:
+    def squared_norms(self) -> Floats:
         """‖v_t‖², float64 [N]."""
         result = np.empty(len(self.hidden))
         for part, hidden in self._chunks():
@@ -84,20 +83,20 @@ class JoinedFeatures:
         self._ends = np.cumsum(counts)
         self._spans = [slice(int(end) - count, int(end)) for end, count in zip(self._ends, counts, strict=True)]
 
-    def weighted_sum(self, weights: ArrayLike) -> Array:
+    def weighted_sum(self, weights: ArrayLike) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N]."""
         array = np.asarray(weights)
-        found: Array = sum(
+        found: Floats = sum(
             (part.weighted_sum(array[:, span]) for part, span in zip(self._parts, self._spans, strict=True)),
             start=np.zeros(()),
         )
         return found
 
-    def project(self, direction: ArrayLike) -> Array:
+    def project(self, direction: ArrayLike) -> Floats:
         """⟨v_t, direction⟩, [N]."""
         return np.concatenate([np.zeros(0), *(part.project(direction) for part in self._parts)])
 
-    def squared_norms(self) -> Array:
+    def squared_norms(self) -> Floats:
         """‖v_t‖², [N]."""
         return np.concatenate([np.zeros(0), *(part.squared_norms() for part in self._parts)])
 
@@ -120,27 +119,27 @@ class JoinedFeatures:
 class ChosenFeatures:
     """The features of some of M tokens, those at ``places``, ascending."""
 
-    def __init__(self, features: Any, places: NDArray[np.int64], count: int) -> None:
+    def __init__(self, features: Any, places: Ids, count: int) -> None:
         self._features = features
         self._places = places  # [N]
         self._count = count  # M
 
-    def weighted_sum(self, weights: ArrayLike) -> Array:
+    def weighted_sum(self, weights: ArrayLike) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N]."""
         chosen = np.asarray(weights)
         every = np.zeros((len(chosen), self._count))
         every[:, self._places] = chosen
-        found: Array = self._features.weighted_sum(every)
+        found: Floats = self._features.weighted_sum(every)
         return found
 
-    def project(self, direction: ArrayLike) -> Array:
+    def project(self, direction: ArrayLike) -> Floats:
         """⟨v_t, direction⟩, [N]."""
-        found: Array = self._features.project(direction)[self._places]
+        found: Floats = self._features.project(direction)[self._places]
         return found
 
-    def squared_norms(self) -> Array:
+    def squared_norms(self) -> Floats:
         """‖v_t‖², [N]."""
-        found: Array = self._features.squared_norms()[self._places]
+        found: Floats = self._features.squared_norms()[self._places]
         return found
 
     def slice(self, start: int, stop: int) -> ChosenFeatures:

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.methods import Method
 
-Array = NDArray[np.float64]
 MAX_LOG_RATIO = 20.0
 
 
@@ -23,19 +22,19 @@ MAX_LOG_RATIO = 20.0
 class GateInput:
     """Tokens of whole responses, flat and in order."""
 
-    logp: Array  # [n]
-    delta: Array  # [n] log-ratio, clamped
-    advantages: Array  # [n]
-    lengths: NDArray[np.int64]  # [r] tokens of each response
+    logp: Doubles  # [n]
+    delta: Doubles  # [n] log-ratio, clamped
+    advantages: Doubles  # [n]
+    lengths: Ids  # [r] tokens of each response
 
 
 @dataclass(frozen=True)
 class GateOutput:
     """The term of each token, its derivative, and whether the gate closed on it."""
 
-    value: Array  # [n]
-    slope: Array  # [n] d value / d logp
-    closed: NDArray[np.bool_]  # [n]
+    value: Doubles  # [n]
+    slope: Doubles  # [n] d value / d logp
+    closed: Bools  # [n]
 
 
 def none(tokens: GateInput, method: Method) -> GateOutput:
@@ -62,7 +61,7 @@ def sequence_clip(tokens: GateInput, method: Method) -> GateOutput:
     return _clip(np.exp(means)[rows], tokens.advantages, method)
 
 
-def _clip(ratio: Array, advantages: Array, method: Method) -> GateOutput:
+def _clip(ratio: Doubles, advantages: Doubles, method: Method) -> GateOutput:
     value = ratio * advantages
     clipped = np.clip(ratio, 1 - method.eps_low, 1 + method.eps_high) * advantages
     closed = clipped < value
@@ -76,7 +75,7 @@ def _clip(ratio: Array, advantages: Array, method: Method) -> GateOutput:
     return GateOutput(value, slope, closed)
 
 
-def dual_clipped(ratio: Array, advantages: Array, method: Method) -> NDArray[np.bool_]:
+def dual_clipped(ratio: Doubles, advantages: Doubles, method: Method) -> Bools:
     """Where the dual clip takes over: A < 0 and r above dual_clip, [n]."""
     limit = np.inf if method.dual_clip is None else method.dual_clip
     return (advantages < 0) & (ratio > limit)

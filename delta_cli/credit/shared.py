@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from backends.arrays import Doubles, Ids
 from delta_cli.credit.features import Features
-
-Array = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 
 class Ranks(Protocol):
@@ -26,7 +24,7 @@ class Ranks(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def sum(self, array: Array) -> Array:
+    def sum(self, array: Doubles) -> Doubles:
         """The sum over ranks of arrays of one shape, the same on every rank."""
 
     def gather(self, item: Any) -> list[Any]:
@@ -46,15 +44,15 @@ class SharedFeatures:
         self._count = count
         self._ranks = ranks
 
-    def weighted_sum(self, weights: ArrayLike) -> Array:
+    def weighted_sum(self, weights: ArrayLike) -> Doubles:
         """Σ_t weights[s, t]·v_t over all ranks, for weights [S, N]."""
         return self._ranks.sum(np.asarray(self._own.weighted_sum(np.asarray(weights)[:, self._index]), np.float64))
 
-    def project(self, direction: ArrayLike) -> Array:
+    def project(self, direction: ArrayLike) -> Doubles:
         """⟨v_t, direction⟩ for every token of every rank, [N]."""
         return whole(self._own.project(direction), self._index, self._count, self._ranks)
 
-    def squared_norms(self) -> Array:
+    def squared_norms(self) -> Doubles:
         """‖v_t‖² for every token of every rank, [N]."""
         return whole(self._own.squared_norms(), self._index, self._count, self._ranks)
 
@@ -69,7 +67,7 @@ class SharedFeatures:
         self._own.close()
 
 
-def whole(values: ArrayLike, index: Ids, count: int, ranks: Ranks) -> Array:
+def whole(values: ArrayLike, index: Ids, count: int, ranks: Ranks) -> Doubles:
     """A vector [count] of which every rank has the ``values`` at its ``index``, float64; exact, as the rest adds 0."""
     found = np.zeros(count)
     found[index] = values
@@ -81,14 +79,14 @@ class SharedBatch:
     """A batch of all ranks, as each of them knows it."""
 
     features: SharedFeatures  # of N tokens
-    advantages: Array  # [R]
+    advantages: Doubles  # [R]
     starts: Ids  # [R+1]
     groups: Ids | None  # [R]
     index: Ids  # flat positions of this rank's tokens, ascending
 
 
 def share(
-    features: Features, advantages: Array, starts: Ids, groups: Ids | None, rows: ArrayLike | None, ranks: Ranks
+    features: Features, advantages: Doubles, starts: Ids, groups: Ids | None, rows: ArrayLike | None, ranks: Ranks
 ) -> SharedBatch:
     """The whole batch from each rank's part; ``rows`` are the places of its responses among those of all ranks.
 

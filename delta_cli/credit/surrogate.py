@@ -13,29 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.checks import check_layout
 from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
 from delta_cli.credit.methods import Method
 from delta_cli.credit.methods import method as find_method
-
-Array = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class MiniBatch:
     """What the surrogate knows of a mini-batch before the first forward: R responses, N tokens."""
 
-    logp_old: Array  # [N] under the policy before the update, recomputed by the trainer
-    advantages: Array  # [R]
+    logp_old: Doubles  # [N] under the policy before the update, recomputed by the trainer
+    advantages: Doubles  # [R]
     starts: Ids  # [R+1]
-    weights: Array | None = None  # [N] token coefficients; None: 1
-    entropies: Array | None = None  # [N] nats; needed by credit "entropy"
-    kept: NDArray[np.bool_] | None = None  # [R] False: left out of loss and denominator
+    weights: Doubles | None = None  # [N] token coefficients; None: 1
+    entropies: Doubles | None = None  # [N] nats; needed by credit "entropy"
+    kept: Bools | None = None  # [R] False: left out of loss and denominator
     max_length: int | None = None  # tokens; needed by aggregation "constant"
-    reference_logp: Array | None = None  # [N] under the reference policy; needed with kl_coefficient
+    reference_logp: Doubles | None = None  # [N] under the reference policy; needed with kl_coefficient
     kl_coefficient: float = 0.0  # of the k3 estimator of KL(policy ‖ reference)
-    engine_logp: Array | None = None  # [N] under the sampling engine; needed with importance_cap
+    engine_logp: Doubles | None = None  # [N] under the sampling engine; needed with importance_cap
     importance_cap: float | None = None  # weight min(exp(logp_old − logp_engine), cap)
 
     def __post_init__(self) -> None:
@@ -98,7 +96,7 @@ class Surrogate:
         return bool(self.learned_from.any())
 
     @property
-    def learned_from(self) -> NDArray[np.bool_]:
+    def learned_from(self) -> Bools:
         """The responses [R] that the objective must see: all others add nothing to loss, gradient or ``scale``.
 
         Those are the ones whose tokens all have no advantage, no weight, or are left out, where no KL term
@@ -129,7 +127,7 @@ class Surrogate:
             return 1.0
         return every / (every - left) if every > left else 0.0
 
-    def __call__(self, logp: ArrayLike, rows: ArrayLike) -> tuple[float, Array]:
+    def __call__(self, logp: ArrayLike, rows: ArrayLike) -> tuple[float, Doubles]:
         """Loss and its derivative for the whole responses at ``rows``, flat in that order."""
         logp, rows = np.asarray(logp, np.float64), np.asarray(rows, np.int64)
         firsts, lasts = self.batch.starts[rows], self.batch.starts[rows + 1]
@@ -162,7 +160,7 @@ class Surrogate:
             gradient += self.batch.kl_coefficient * shares * slope
         return float(loss), gradient
 
-    def _observe(self, delta: Array, closed: NDArray[np.bool_], shares: Array) -> None:
+    def _observe(self, delta: Doubles, closed: Bools, shares: Doubles) -> None:
         counted = shares > 0
         self.totals.tokens += int(counted.sum())
         self.totals.closed += int((closed & counted).sum())
@@ -180,7 +178,7 @@ def policy_loss(
     weights: ArrayLike | None = None,
     entropies: ArrayLike | None = None,
     **options: Any,
-) -> tuple[float, Array]:
+) -> tuple[float, Doubles]:
     """The loss to minimise over one mini-batch and its derivative with respect to ``logp`` [N].
 
     ``preset`` is a row of :data:`delta_cli.credit.PRESETS`; ``logp`` and ``logp_old`` are [N],
@@ -215,7 +213,7 @@ def policy_loss(
     return loss * surrogate.scale, gradient * surrogate.scale
 
 
-def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
+def token_mask(method: Method, batch: MiniBatch) -> Bools:
     """Which tokens count, in loss and denominator alike, [N]."""
     tokens = int(batch.starts[-1])
     kept = np.ones(tokens, dtype=bool)
@@ -228,21 +226,21 @@ def token_mask(method: Method, batch: MiniBatch) -> NDArray[np.bool_]:
     candidates = batch.entropies[kept]
     k = max(1, int(np.ceil(method.entropy_share * len(candidates))))
     threshold = np.partition(candidates, len(candidates) - k)[len(candidates) - k]
-    high: NDArray[np.bool_] = batch.entropies >= threshold
+    high: Bools = batch.entropies >= threshold
     return kept & high  # ties with the last one kept stay
 
 
-def _responses(batch: MiniBatch) -> NDArray[np.bool_]:
+def _responses(batch: MiniBatch) -> Bools:
     """Which responses count, [R]."""
     return np.ones(len(batch.advantages), dtype=bool) if batch.kept is None else batch.kept
 
 
-def averaged_tokens(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def averaged_tokens(method: Method, batch: MiniBatch, kept: Bools) -> Bools:
     """Which tokens the mean runs over, [N]: those that ``kept`` says count, or all of the responses that do."""
     return kept if method.entropy_mean == "kept" else np.repeat(_responses(batch), np.diff(batch.starts))
 
 
-def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> Array:
+def _shares(method: Method, batch: MiniBatch, kept: Bools) -> Doubles:
     """What part of the objective each token's term is, [N]: the aggregation."""
     lengths = np.diff(batch.starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -267,14 +265,14 @@ def _shares(method: Method, batch: MiniBatch, kept: NDArray[np.bool_]) -> Array:
     return shares / (total(responses) * batch.max_length)
 
 
-def _units(method: Method, starts: Ids, shares: Array) -> Ids:
+def _units(method: Method, starts: Ids, shares: Doubles) -> Ids:
     """How much of what the mean runs over each response is, [R]: its tokens that count, or 1 where any does."""
     lengths = np.diff(starts)
     units = np.bincount(np.repeat(np.arange(len(lengths)), lengths), shares > 0, len(lengths)).astype(np.int64)
     return units if method.aggregation in ("token_mean", "micro_batch_mean") else np.minimum(units, 1)
 
 
-def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Method) -> tuple[Array, NDArray[np.bool_]]:
+def future_kl_weights(delta: Doubles, advantages: Doubles, lengths: Ids, method: Method) -> tuple[Doubles, Bools]:
     """FIPO's token weights [n], constants of the update, and which responses stay in the loss [r].
 
     F_t = Σ_{k ≥ t} g^(k−t)·delta_k inside the response, over tokens with ratio at most dual_clip,
@@ -300,7 +298,7 @@ def future_kl_weights(delta: Array, advantages: Array, lengths: Ids, method: Met
     return weights, floored <= 1
 
 
-def _k3(logp: Array, reference: Array) -> tuple[Array, Array]:
+def _k3(logp: Doubles, reference: Doubles) -> tuple[Doubles, Doubles]:
     """exp(ref − logp) − (ref − logp) − 1 and its derivative with respect to logp."""
     raw = reference - logp
     gap = np.clip(raw, -MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from delta_cli.data.layouts import Row
+from delta_cli.data.problem import Row
 from delta_cli.errors import UserError
 
 # Names of columns, the likeliest first.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from delta_cli.data import choices, livecodebench
 from delta_cli.data.filters import field
+from delta_cli.data.problem import Row
 
-Row = Mapping[str, Any]
 Tests = dict[str, Any]  # the form rewards.code_reward takes
 
 

@@ -7,12 +7,10 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
+from delta_cli.data.problem import Row
 from delta_cli.errors import UserError
-
-Row = Mapping[str, Any]
 
 COLUMNS = ("question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
 

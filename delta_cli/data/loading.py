@@ -13,8 +13,8 @@ import numpy as np
 
 from delta_cli.data import filters, sources, tasks, word_problems
 from delta_cli.data.filters import Filter
-from delta_cli.data.layouts import LAYOUTS, Layout, Row
-from delta_cli.data.problem import Problem
+from delta_cli.data.layouts import LAYOUTS, Layout
+from delta_cli.data.problem import Problem, Row
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer

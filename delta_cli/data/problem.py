@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+Row = Mapping[str, Any]  # one row of a data set, by column
 
 
 @dataclass(frozen=True)

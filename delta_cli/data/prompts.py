@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from backends.arrays import Ids
 from delta_cli.data import word_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
@@ -42,7 +40,7 @@ def check(template: str) -> None:
         raise UserError(f"prompt template {template!r} is none of {names} and contains no {FIELD}; use one of them")
 
 
-def encode_prompt(problem: Problem, template: str, tokenizer: Tokenizer) -> NDArray[np.int64]:
+def encode_prompt(problem: Problem, template: str, tokenizer: Tokenizer) -> Ids:
     """The prompt's token ids. A chat template writes its own special tokens, so none are added to it."""
     text = render(template, problem.question, tokenizer)
     return tokenizer.encode(text, special=template not in CHAT)

@@ -7,14 +7,14 @@ import difflib
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from delta_cli.data.problem import Row
 from delta_cli.errors import NotFetchedError, UserError
 
-Row = Mapping[str, Any]
 Located = Iterator[tuple[str, Row]]  # where a row is, for messages; the row
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")

@@ -15,12 +15,10 @@ import numpy as np
 import tokenizers
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from numpy.typing import NDArray
 
+from backends.arrays import Ids
 from backends.stop_strings import StopText
 from delta_cli.errors import NotFetchedError, UserError
-
-Ids = NDArray[np.int64]
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "chat_template.jinja")
 REPLACEMENT = "\ufffd"  # stands for an id the tokenizer does not have, and for bytes that are no character

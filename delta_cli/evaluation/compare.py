@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backends.arrays import Bools
 from delta_cli.errors import UserError
 from delta_cli.evaluation import statistics
-from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, Record
-from delta_cli.evaluation.statistics import Bools, Estimate, RankTest
+from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, FrozenModel
+from delta_cli.evaluation.statistics import Estimate, RankTest
 
 FREE_SETTINGS = {"seed"}  # may differ: both are samples of the same distributions
 
 
-class Row(Record):
+class ComparisonRow(FrozenModel):
     """avg@k of both on the problems they share, and the difference, after minus before."""
 
     name: str
@@ -23,15 +24,15 @@ class Row(Record):
     difference: Estimate  # interval: paired bootstrap over problems
 
 
-class Comparison(Record):
+class Comparison(FrozenModel):
     """What ``delta compare --json`` prints."""
 
     before: str
     after: str
     suite: str
     settings: EvaluationSettings  # of the one before
-    benchmarks: tuple[Row, ...]
-    average: Row  # weighted by questions
+    benchmarks: tuple[ComparisonRow, ...]
+    average: ComparisonRow  # weighted by questions
     unshared: int  # problems that only one of them has: left out
     test: RankTest  # of the suite scores
     statement: str  # the test in words
@@ -108,9 +109,9 @@ def _pair(before: BenchmarkResult, after: BenchmarkResult) -> _Pair:
     return _Pair(before.name, before.correct(shared), after.correct(shared))
 
 
-def _row(pair: _Pair, samples: int) -> Row:
+def _row(pair: _Pair, samples: int) -> ComparisonRow:
     before, after = pair.before.mean(axis=1), pair.after.mean(axis=1)
-    return Row(
+    return ComparisonRow(
         name=pair.name,
         questions=len(before),
         before=statistics.estimate(before, samples),
@@ -119,9 +120,9 @@ def _row(pair: _Pair, samples: int) -> Row:
     )
 
 
-def _average(rows: Sequence[Row], pairs: Sequence[_Pair], samples: int) -> Row:
+def _average(rows: Sequence[ComparisonRow], pairs: Sequence[_Pair], samples: int) -> ComparisonRow:
     questions = [row.questions for row in rows]
-    return Row(
+    return ComparisonRow(
         name="Avg",
         questions=sum(questions),
         before=statistics.weighted_average([row.before for row in rows], questions, samples),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from backends.arrays import Ids
 from backends.interface import RolloutRequest, Sampler, Sampling
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
@@ -43,7 +41,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": begun + answer})
         return begun + answer, bool(drawn.truncated[0])
 
-    def _prompt(self, question: str) -> NDArray[np.int64]:
+    def _prompt(self, question: str) -> Ids:
         if self.template is not None:
             return encode_prompt(Problem("chat", question, ""), self.template, self.tokenizer)
         if not self.messages and self.system is not None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from backends.arrays import Bools
 from backends.interface import Sampling
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -20,13 +20,13 @@ from delta_cli.evaluation.statistics import Estimate
 FILE = "evaluation.json"
 
 
-class Record(BaseModel):
+class FrozenModel(BaseModel):
     """Frozen, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class EvaluationSettings(Record):
+class EvaluationSettings(FrozenModel):
     """How responses are drawn and judged. The defaults are the paper's for mathematics."""
 
     verifier: Literal["math", "number", "choice", "code"] = Field(
@@ -100,7 +100,7 @@ class Response(Outcome):
     text: str
 
 
-class Summary(Record):
+class Summary(FrozenModel):
     """Statistics of some problems, each answered k times."""
 
     questions: int
@@ -112,7 +112,7 @@ class Summary(Record):
     failures: dict[str, int]  # responses whose grading failed (they count as wrong), by reason
 
 
-class KindResult(Record):
+class KindResult(FrozenModel):
     """The problems of one kind."""
 
     questions: int
@@ -127,13 +127,13 @@ class BenchmarkResult(Summary):
     outcomes: dict[str, Annotated[str, Field(pattern="^[01]+$")]]  # by problem id: 1 for each right sample, else 0
     kinds: dict[str, KindResult] = {}  # where the source tells kinds of problems apart
 
-    def correct(self, problems: Iterable[str] | None = None) -> NDArray[np.bool_]:
+    def correct(self, problems: Iterable[str] | None = None) -> Bools:
         """Outcomes [P, k] of ``problems``; of all without them."""
         ids = self.outcomes if problems is None else problems
         return np.array([[mark == "1" for mark in self.outcomes[problem]] for problem in ids])
 
 
-class Evaluation(Record):
+class Evaluation(FrozenModel):
     """One model on one suite: what ``evaluation.json`` holds. Format 1 had neither step, limit nor data."""
 
     format: Literal[1, 2] = 2

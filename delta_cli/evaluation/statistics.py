@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from backends.arrays import Bools, Doubles
 
 Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
@@ -73,7 +71,7 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
     return 1 / (1 + sum(votes == right for votes in wrong.values()))
 
 
-def estimate(values: Floats, samples: int) -> Estimate:
+def estimate(values: Doubles, samples: int) -> Estimate:
     """The mean of ``values`` [P], one share in [0, 1] for each problem, from ``samples`` draws of each.
 
     The standard error is the deviation between problems over √P, which holds the noise of sampling
@@ -108,16 +106,16 @@ def _wilson(mean: float, error: float, questions: int, samples: int) -> Estimate
     return Estimate(mean, error, max(centre - half, 0.0), min(centre + half, 1.0))
 
 
-def suite_scores(outcomes: Sequence[Bools]) -> Floats:
+def suite_scores(outcomes: Sequence[Bools]) -> Doubles:
     """The k scores [k] of a whole suite, one for each sample index, from ``correct`` [P_b, k] of each benchmark.
 
     Each score is what the suite would have given with one sample a problem, weighted by questions.
     """
-    scores: NDArray[np.float64] = np.concatenate([np.asarray(correct, dtype=bool) for correct in outcomes]).mean(axis=0)
+    scores: Doubles = np.concatenate([np.asarray(correct, dtype=bool) for correct in outcomes]).mean(axis=0)
     return scores
 
 
-def paired_bootstrap(differences: Sequence[Floats], seed: int = 0, resamples: int = 10_000) -> Estimate:
+def paired_bootstrap(differences: Sequence[Doubles], seed: int = 0, resamples: int = 10_000) -> Estimate:
     """The question-count weighted mean of paired differences, with a percentile bootstrap over problems.
 
     ``differences`` holds, for each benchmark, the difference in the share of right answers of each problem
@@ -135,7 +133,7 @@ def paired_bootstrap(differences: Sequence[Floats], seed: int = 0, resamples: in
     return Estimate(float(everything.mean()), float(means.std(ddof=1)), float(low), float(high))
 
 
-def mann_whitney(first: Floats, second: Floats) -> RankTest:
+def mann_whitney(first: Doubles, second: Doubles) -> RankTest:
     """Does ``first`` tend to be larger than ``second``? One-sided Mann–Whitney U (scipy).
 
     Exact where no two scores are equal; otherwise the normal approximation, corrected for ties and

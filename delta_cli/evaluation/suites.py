@@ -16,13 +16,13 @@ from delta_cli.data import prompts, tasks
 from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems, refuse_fields
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
-from delta_cli.evaluation.results import EvaluationSettings, Record
+from delta_cli.evaluation.results import EvaluationSettings, FrozenModel
 from delta_cli.recipe.mistakes import reason, shown
 
 GENERATED_PROBLEMS = 256  # where no limit is set
 
 
-class BenchmarkSpec(Record):
+class BenchmarkSpec(FrozenModel):
     """One benchmark: where its problems are. Absent fields are the data set's own, or question and answer."""
 
     name: str = Field(min_length=1, description="column of the table")
@@ -43,7 +43,7 @@ class BenchmarkSpec(Record):
     filler: int = Field(default=0, ge=0, le=64, description="arithmetic: filler characters before each step")
 
 
-class Suite(Record):
+class Suite(FrozenModel):
     """Benchmarks that are evaluated together."""
 
     name: str = Field(min_length=1)
@@ -150,7 +150,7 @@ def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> 
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        sections: dict[int | str, type[Record]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
+        sections: dict[int | str, type[FrozenModel]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
         model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
         allowed = list(model.model_fields)
         close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.5)

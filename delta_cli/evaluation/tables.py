@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from delta_cli.evaluation.compare import Comparison, Row
+from delta_cli.evaluation.compare import Comparison, ComparisonRow
 from delta_cli.evaluation.results import Evaluation, KindResult, Summary
 from delta_cli.evaluation.saved_results import Found
 from delta_cli.evaluation.statistics import Estimate
@@ -63,7 +63,7 @@ def _kinds(kinds: Mapping[str, KindResult]) -> Table:
 
 def render_comparison(comparison: Comparison) -> RenderableType:
     """avg@k of both, the gain of the second in points with its 95 % interval, and the test in words."""
-    columns: list[Row] = [*comparison.benchmarks]
+    columns: list[ComparisonRow] = [*comparison.benchmarks]
     if len(columns) > 1:
         columns.append(comparison.average)
     rows: list[tuple[str, list[Cell]]] = [

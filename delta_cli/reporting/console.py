@@ -12,7 +12,8 @@ from rich.console import Console
 
 from delta_cli.reporting.live import LiveObserver
 from delta_cli.reporting.pace import Pace
-from delta_cli.runs.observer import Example, Notice, Observer, Record
+from delta_cli.runs.folder import JsonObject
+from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.text import count, duration, evaluation_line, number, percent, visible
 
 Mode = Literal["auto", "live", "plain", "quiet", "json"]
@@ -60,7 +61,7 @@ class PlainObserver(Observer):
         where = f" on {machine}" if machine else ""
         self._print(f"{visible(title)}: {count(steps, 'step')}{going}{where}")
 
-    def step(self, record: Record, examples: list[Example]) -> None:
+    def step(self, record: JsonObject, examples: list[Example]) -> None:
         """The step's numbers in one line."""
         self._pace.step(record)
         steps = str(self._pace.steps)
@@ -72,7 +73,7 @@ class PlainObserver(Observer):
             f"{number(record.get('tokens_per_second')):>6} tokens/s  {record.get('seconds', 0.0):.1f} s{left}"
         )
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """The held-out accuracy with its interval."""
         self._print(evaluation_line(record))
 
@@ -91,11 +92,11 @@ class JsonObserver(Observer):
         """``{"event": "begin", "run", "steps", "first"}``"""
         self._print("begin", {"run": title, "steps": steps, "first": first, "machine": machine})
 
-    def step(self, record: Record, examples: list[Example]) -> None:
+    def step(self, record: JsonObject, examples: list[Example]) -> None:
         """A line of metrics.jsonl."""
         self._print("step", record)
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """A line of evaluations.jsonl."""
         self._print("evaluation", record)
 
@@ -103,7 +104,7 @@ class JsonObserver(Observer):
         """``{"event": "notice", "name", "text"}``"""
         self._print("notice", {"name": notice.name, "text": notice.text})
 
-    def _print(self, event: str, record: Record) -> None:
+    def _print(self, event: str, record: JsonObject) -> None:
         print(json.dumps({"event": event} | {name: _finite(value) for name, value in record.items()}), flush=True)
 
 

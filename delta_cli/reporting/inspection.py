@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Bools
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.reporting.prefixes import Node, first_parting, prefix_tree
@@ -32,7 +32,7 @@ class Read:
     response: Response
     pieces: list[str]  # [n]
     equations: tuple[Equation, ...]
-    false: NDArray[np.bool_]  # [n] tokens inside an equation that does not hold
+    false: Bools  # [n] tokens inside an equation that does not hold
 
     @classmethod
     def of(cls, response: Response, tokenizer: Tokenizer) -> Read:

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from delta_cli.reporting.pace import Pace
-from delta_cli.runs.observer import Example, Notice, Observer, Record
+from delta_cli.runs.folder import JsonObject
+from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.text import (
     duration,
     evaluation_line,
@@ -66,9 +67,9 @@ class LiveObserver(Observer):
         self._pace = Pace()
         self._title = ""
         self._phase: Phase | None = None
-        self._last: Record = {}
+        self._last: JsonObject = {}
         self._history: dict[str, list[float]] = {"accuracy": [], "reward_mean": [], "held_out": []}
-        self._evaluation: Record = {}
+        self._evaluation: JsonObject = {}
         self._examples: dict[bool, Example] = {}  # the latest right and wrong one
         self._begun = self._stepped = time.monotonic()
         self._live: Live | None = None
@@ -92,7 +93,7 @@ class LiveObserver(Observer):
         if self._phase is not None:
             self._phase.responses, self._phase.tokens = responses, tokens
 
-    def step(self, record: Record, examples: list[Example]) -> None:
+    def step(self, record: JsonObject, examples: list[Example]) -> None:
         """Take over a step's numbers."""
         self._pace.step(record)
         for name in ("accuracy", "reward_mean"):
@@ -100,7 +101,7 @@ class LiveObserver(Observer):
         self._examples = self._examples | {example.correct: example for example in examples}
         self._last, self._stepped = record, time.monotonic()  # last: the other thread may draw at any moment
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """Take over the held-out accuracy, and leave a line of it above the picture."""
         self._history["held_out"].append(record["accuracy"])
         self._evaluation = record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from delta_cli.runs.observer import Record
+from delta_cli.runs.folder import JsonObject
 
 RECENT = 20  # steps whose mean time is expected of those to come
 
@@ -21,7 +21,7 @@ class Pace:
         """A run of ``steps`` steps goes on from ``first``."""
         self.steps, self.done = steps, first
 
-    def step(self, record: Record) -> None:
+    def step(self, record: JsonObject) -> None:
         """A step is done."""
         self.done = record["step"]
         self.seconds.append(record.get("seconds", 0.0))

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from backends.arrays import Doubles, Ids
 
 LEVELS = 8
 SMALLEST_REACH = 0.01  # weights that are all 1 have no colour
@@ -26,13 +27,13 @@ class Scale:
     reach: float
 
     @classmethod
-    def covering(cls, coefficients: Iterable[NDArray[np.float64]]) -> Scale:
+    def covering(cls, coefficients: Iterable[Doubles]) -> Scale:
         """The scale that reaches the 99th percentile of the distances from 1: one outlier must not fade the rest."""
         values = np.concatenate([np.zeros(1), *(np.abs(each - 1) for each in coefficients)])
         distance = float(np.quantile(values, 0.99))
         return cls(max(distance, SMALLEST_REACH))
 
-    def levels(self, coefficients: NDArray[np.float64]) -> NDArray[np.int64]:
+    def levels(self, coefficients: Doubles) -> Ids:
         """−LEVELS … LEVELS for each coefficient; 0 at 1."""
         share = np.clip((coefficients - 1) / self.reach, -1, 1)
         return np.rint(share * LEVELS).astype(np.int64)

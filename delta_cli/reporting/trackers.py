@@ -18,7 +18,8 @@ from typing import Any
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
-from delta_cli.runs.observer import Observer, Record, Several
+from delta_cli.runs.folder import JsonObject
+from delta_cli.runs.observer import Observer, Several
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
@@ -50,11 +51,11 @@ class Tracker(Observer, ABC):
         self.recipe = recipe
         self.folder = folder
 
-    def step(self, record: Record, examples: list[Any]) -> None:
+    def step(self, record: JsonObject, examples: list[Any]) -> None:
         """Hand on a step's numbers."""
         self.log(numbers(record), record["step"])
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """Hand on the held-out accuracy and the ends of its interval."""
         names = {"eval_accuracy": "accuracy", "eval_low": "low", "eval_high": "high"}
         self.log(numbers({name: record.get(key) for name, key in names.items()}), record["step"])
@@ -151,7 +152,7 @@ class Trackio(Tracker):
             self._run = None
 
 
-def numbers(record: Record) -> dict[str, float]:
+def numbers(record: JsonObject) -> dict[str, float]:
     """The finite numbers of a record, without the step itself."""
     return {
         name: value

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Bools, Doubles
 from backends.interface import Features, Floats, Ids, Proxy, Sampling, Sequences, starts_of, token_index
 from delta_cli.credit.features import ChosenFeatures, JoinedFeatures
 from delta_cli.data.problem import Problem
@@ -42,7 +42,7 @@ class RolloutBatch:
     sequences: Sequences  # R responses
     texts: tuple[str, ...]  # R
     verdicts: tuple[Verdict, ...]  # R
-    truncated: NDArray[np.bool_]  # [R]
+    truncated: Bools  # [R]
     engine_logprobs: Floats  # [N] float32
     version: int = 0  # of the weights it was drawn from
     engine_entropies: Floats | None = None  # [N] float32, nats; None where the engine tells none
@@ -59,17 +59,17 @@ class RolloutBatch:
         return np.repeat(np.arange(len(self.problems)), self.samples)
 
     @property
-    def rewards(self) -> NDArray[np.float64]:
+    def rewards(self) -> Doubles:
         """[R]"""
         return np.array([verdict.reward for verdict in self.verdicts], np.float64)
 
     @property
-    def each_reward(self) -> dict[str, NDArray[np.float64]]:
+    def each_reward(self) -> dict[str, Doubles]:
         """Of several rewards each alone, [R], before its weight."""
         return {name: np.array([verdict.parts[name] for verdict in self.verdicts]) for name in self.verdicts[0].parts}
 
     @property
-    def correct(self) -> NDArray[np.bool_]:
+    def correct(self) -> Bools:
         """[R]"""
         return np.array([verdict.correct for verdict in self.verdicts], bool)
 
@@ -93,7 +93,7 @@ class RolloutBatch:
         """The responses to some of the prompts, in that order."""
         return (groups[:, None] * self.samples + np.arange(self.samples)).ravel()
 
-    def tokens_of_groups(self, wanted: NDArray[np.bool_]) -> Ids:
+    def tokens_of_groups(self, wanted: Bools) -> Ids:
         """Tokens that each prompt and its ``wanted`` [R] responses are together, [G]: what a forward of them costs."""
         prompts: Ids = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
         shape = len(self.problems), self.samples

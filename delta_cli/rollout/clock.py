@@ -6,12 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from delta_cli.errors import StopRequested
+from delta_cli.runs.folder import JsonObject
 from delta_cli.training.metrics import PHASES
-
-Record = dict[str, Any]
 
 
 @dataclass
@@ -34,7 +32,7 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def record(self) -> Record:
+    def record(self) -> JsonObject:
         """For metrics.jsonl; the clock starts again."""
         now = time.perf_counter()
         found = {"seconds": now - self.started} | {f"seconds_{name}": self.seconds[name] for name in PHASES}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from backends.collective import SOLO, any_of
 from backends.interface import Collective, Completions, Ids, Proxy, RolloutRequest, Sampler, Sampling, starts_of
@@ -156,7 +155,7 @@ def together(collective: Collective, work: Callable[[], Item]) -> Item:
     return found
 
 
-def _in_order(parts: Sequence[Completions], order: NDArray[np.int64]) -> Completions:
+def _in_order(parts: Sequence[Completions], order: Ids) -> Completions:
     """The completions of all ranks in one; ``order`` [R] says where each comes from."""
     starts = starts_of(np.concatenate([np.diff(part.starts) for part in parts]))
     tokens, logprobs = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "logprobs"))
@@ -175,5 +174,5 @@ def _in_order(parts: Sequence[Completions], order: NDArray[np.int64]) -> Complet
     )
 
 
-def _chosen(items: Sequence[Item], order: NDArray[np.int64]) -> tuple[Item, ...]:
+def _chosen(items: Sequence[Item], order: Ids) -> tuple[Item, ...]:
     return tuple(items[place] for place in order)

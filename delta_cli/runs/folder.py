@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from delta_cli.errors import UserError
 from delta_cli.recipe.renamed import with_new_metrics
 
-Record = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 # What a full disk raises in a backend's save and export: safetensors has its own error, MLX a RuntimeError.
@@ -88,15 +88,15 @@ class RunFolder:
                     file.unlink()
             _write_whole(self.recipe, recipe)
 
-    def append(self, file: Path, record: Record) -> None:
+    def append(self, file: Path, record: JsonObject) -> None:
         """Add a line to one of the folder's .jsonl files."""
         with writing(file), file.open("a", encoding="utf-8") as stream:
             stream.write(_line(record))
 
-    def amend_metrics(self, step: int, changes: Record) -> Record:
+    def amend_metrics(self, step: int, changes: JsonObject) -> JsonObject:
         """Add to the line of a step, which is returned; where there is none, only to what is returned."""
         records = list(read_lines(self.metrics)) if self.metrics.exists() else []
-        amended: Record = {"step": step} | changes
+        amended: JsonObject = {"step": step} | changes
         for place, record in enumerate(records):
             if record.get("step") == step:
                 amended = records[place] = record | changes
@@ -123,8 +123,8 @@ class RunFolder:
         """Where the rollout batch of a step is recorded."""
         return self.rollouts / f"step-{step:06d}.jsonl.gz"
 
-    def write_rollouts(self, step: int, records: Iterable[Record]) -> None:
-        """Record the responses of a step, one line each; the file appears whole."""
+    def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
+        """JsonObject the responses of a step, one line each; the file appears whole."""
         file = self.rollout_file(step)
         partial = file.with_suffix(".partial")
         # Level 1: on these lines a fifth larger than the default level and five times as fast.
@@ -147,10 +147,10 @@ class FollowedFolder(RunFolder):
     def begin(self, recipe: str, step: int | None = None) -> None:
         """The first rank writes the recipe."""
 
-    def append(self, file: Path, record: Record) -> None:
+    def append(self, file: Path, record: JsonObject) -> None:
         """The first rank adds the line."""
 
-    def amend_metrics(self, step: int, changes: Record) -> Record:
+    def amend_metrics(self, step: int, changes: JsonObject) -> JsonObject:
         """The first rank adds to the line."""
         return {"step": step} | changes
 
@@ -161,11 +161,11 @@ class FollowedFolder(RunFolder):
         """The first rank empties it."""
         return self.model
 
-    def write_rollouts(self, step: int, records: Iterable[Record]) -> None:
+    def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
         """The first rank records them."""
 
 
-def read_lines(file: Path) -> Iterator[Record]:
+def read_lines(file: Path) -> Iterator[JsonObject]:
     """The records of a .jsonl or .jsonl.gz file, up to a last line that a killed process left torn."""
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         for line in stream:
@@ -189,7 +189,7 @@ def missing_steps(file: Path, last: int) -> str:
     return ("steps " if len(missing) > 1 else "step ") + ", ".join(parts) if missing else ""
 
 
-def _up_to(step: int | None, file: Path) -> list[Record]:
+def _up_to(step: int | None, file: Path) -> list[JsonObject]:
     """The records of the steps up to ``step``; none for None."""
     if step is None:
         return []
@@ -216,5 +216,5 @@ def _sync(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _line(record: Record) -> str:
+def _line(record: JsonObject) -> str:
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"

@@ -1,12 +1,12 @@
 """What the loop tells whoever watches it. Subclasses override what they care for."""
 
 from __future__ import annotations
+from delta_cli.runs.folder import JsonObject
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Record = Mapping[str, Any]  # one line of metrics.jsonl or evaluations.jsonl
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Observer:
     def advance(self, responses: int, tokens: int) -> None:
         """So many responses and tokens of the phase are there, in all."""
 
-    def step(self, record: Record, examples: list[Example]) -> None:
+    def step(self, record: JsonObject, examples: list[Example]) -> None:
         """A step is done: its line of metrics, and a right and a wrong response where there are such."""
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """An evaluation on held-out problems is done."""
 
     def notice(self, notice: Notice) -> None:
@@ -73,12 +73,12 @@ class Several(Observer):
         for observer in self._observers:
             observer.advance(responses, tokens)
 
-    def step(self, record: Record, examples: list[Example]) -> None:
+    def step(self, record: JsonObject, examples: list[Example]) -> None:
         """To each."""
         for observer in self._observers:
             observer.step(record, examples)
 
-    def evaluation(self, record: Record) -> None:
+    def evaluation(self, record: JsonObject) -> None:
         """To each."""
         for observer in self._observers:
             observer.evaluation(record)

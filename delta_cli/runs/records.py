@@ -1,6 +1,9 @@
 """Reading a run's folder, finished or not: metrics, evaluations, recorded responses, and its tokenizer."""
 
 from __future__ import annotations
+from backends.arrays import Ids
+from delta_cli.runs.folder import JsonObject
+from backends.arrays import Doubles
 
 import gzip
 import tomllib
@@ -19,8 +22,6 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.runs.folder import RunFolder, read_lines
 
-Array = NDArray[np.float64]
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class Response:
     prompt: str
     answer: str
     text: str
-    tokens: NDArray[np.int64]  # [n]
-    coefficients: Array  # [n]
-    logprobs: Array  # [n] nats, under the policy before the update
-    entropies: Array  # [n] nats
+    tokens: Ids  # [n]
+    coefficients: Doubles  # [n]
+    logprobs: Doubles  # [n] nats, under the policy before the update
+    entropies: Doubles  # [n] nats
     reward: float
     correct: bool
     failure: str | None
@@ -52,7 +53,7 @@ class Response:
         return f" ({', '.join(f'{name} {value:g}' for name, value in self.rewards.items())})" if self.rewards else ""
 
     @classmethod
-    def read(cls, record: Record) -> Response:
+    def read(cls, record: JsonObject) -> Response:
         """From a line of rollouts/."""
         return cls(
             group=record["group"],
@@ -85,7 +86,7 @@ class RecordedRun:
             raise UserError(f"{path}: holds no run (no recipe.toml); give the folder that delta train wrote")
 
     @cached_property
-    def recipe(self) -> Record:
+    def recipe(self) -> JsonObject:
         """recipe.toml as it stands, unchecked: it may come from another version."""
         try:
             return tomllib.loads(self._folder.recipe.read_text(encoding="utf-8"))
@@ -93,17 +94,17 @@ class RecordedRun:
             raise UserError(f"{self._folder.recipe}: not valid TOML ({error})") from error
 
     @cached_property
-    def metrics(self) -> list[Record]:
+    def metrics(self) -> list[JsonObject]:
         """A record for each step."""
         return self._lines(self._folder.metrics)
 
     @cached_property
-    def evaluations(self) -> list[Record]:
+    def evaluations(self) -> list[JsonObject]:
         """A record for each evaluation on held-out problems."""
         return self._lines(self._folder.evaluations)
 
     @cached_property
-    def notices(self) -> list[Record]:
+    def notices(self) -> list[JsonObject]:
         """What tripwires said: step, name, text."""
         return self._lines(self._folder.notices)
 
@@ -141,5 +142,5 @@ class RecordedRun:
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return  # the file was cut off while it was copied; what came before is whole
 
-    def _lines(self, file: Path) -> list[Record]:
+    def _lines(self, file: Path) -> list[JsonObject]:
         return list(read_lines(file)) if file.exists() else []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from delta_cli.data.tokenizer import Ids, Tokenizer
+from backends.arrays import Bools, Doubles, Ids
+from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.rewards.equations import find_equations
 from delta_cli.rollout.batch import RolloutBatch
 
 
-def blamed_tokens(batch: RolloutBatch, advantages: NDArray[np.float64], tokenizer: Tokenizer) -> NDArray[np.bool_]:
+def blamed_tokens(batch: RolloutBatch, advantages: Doubles, tokenizer: Tokenizer) -> Bools:
     """The tokens [N] of the first false equation of each response with a negative advantage; all others are False.
 
     What stands before it is no mistake, what follows may be right given the mistake. ``advantages`` [R].

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.arrays import Doubles
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.rollout.batch import RolloutBatch
 
@@ -136,7 +137,7 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
     }
 
 
-def describe_coefficients(coefficients: TokenCoefficients, advantages: NDArray[np.float64]) -> dict[str, Any]:
+def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) -> dict[str, Any]:
     """Numbers of DelTA's coefficients under the advantages of the tokens [N]."""
     weights = coefficients.weights
     positive, negative = advantages > 0, advantages < 0

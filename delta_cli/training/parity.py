@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import safe_open
 
 from backends import registry
+from backends.arrays import Doubles
 from backends.interface import Learner, OptimizerSettings, Sequences, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
@@ -26,8 +26,6 @@ from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.folder import read_lines
 from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
-
-Array = NDArray[np.float64]
 
 _EPSILON = 1e8  # of AdamW: far above any gradient
 _LENGTH = 1e3  # of the step, in gradients: long enough for float32 weights to show it
@@ -51,11 +49,11 @@ class Difference:
 class Replay:
     """What one backend makes of the batch."""
 
-    logprobs: Array  # [N]
-    entropies: Array  # [N]
-    coefficients: Array  # [N]
+    logprobs: Doubles  # [N]
+    entropies: Doubles  # [N]
+    coefficients: Doubles  # [N]
     loss: float
-    gradient: dict[str, Array]  # by the name of the weight
+    gradient: dict[str, Doubles]  # by the name of the weight
 
 
 def read_batch(file: Path, temperature: float) -> RolloutBatch:
@@ -116,7 +114,7 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
 def differences(first: Replay, second: Replay, tolerance: float) -> list[Difference]:
     """The largest differences: absolute per token, the gradient's relative to its norm."""
 
-    def largest(one: Array, other: Array) -> float:
+    def largest(one: Doubles, other: Doubles) -> float:
         return float(np.abs(one - other).max(initial=0.0))
 
     norm = np.sqrt(sum(np.square(value).sum() for value in second.gradient.values()))
@@ -137,9 +135,9 @@ def _shared(first: Replay, second: Replay) -> Iterable[str]:
     return first.gradient.keys()
 
 
-def _weights(learner: Learner) -> dict[str, Array]:
+def _weights(learner: Learner) -> dict[str, Doubles]:
     """The model's weights, by way of an export."""
-    found: dict[str, Array] = {}
+    found: dict[str, Doubles] = {}
     with TemporaryDirectory() as scratch:
         learner.export(Path(scratch))
         for file in sorted(Path(scratch).glob("*.safetensors")):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,13 +25,11 @@ from delta_cli.rollout.collect import Batch, Batches
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.checkpoint import State
-from delta_cli.runs.folder import BACKEND_WRITES, RunFolder, missing_steps, read_lines, writing
+from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing_steps, read_lines, writing
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.training import tripwires
 from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, swapped
 from delta_cli.training.update import Credit, Updater
-
-Record = dict[str, Any]
 
 NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stops
 
@@ -74,7 +72,7 @@ class Trainer:
             self._check_stop,
             self.updater.drawn_proxy,
         )
-        self._first: Record | None = None  # metrics of the first step, which tripwires compare with
+        self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()
         self._nonfinite = 0
         self._saved = 0  # step of the last checkpoint; before the first step there is nothing to save
@@ -135,7 +133,7 @@ class Trainer:
                 self._publish()
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
-        record: Record = {"step": number + 1}
+        record: JsonObject = {"step": number + 1}
         prompts = self.recipe.rollout.prompts
         record |= describe_batch(batch, draws * prompts, prompts)
         record |= self._describe_scores(batch, credit) | collected.record()
@@ -172,7 +170,7 @@ class Trainer:
         sampler = self.worker.sampler
         return None if sampler.version == self.learner.version else self.learner.publish(sampler.inbox)
 
-    def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> Record:
+    def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> JsonObject:
         scores = credit.scored.scores
         scored = credit.scored.tokens
         gap = np.abs(np.asarray(scores.logprobs, np.float64) - batch.engine_logprobs)[scored]
@@ -184,7 +182,7 @@ class Trainer:
             "scored": float(scored.mean()),
         } | (describe_coefficients(credit.coefficients, per_token) if self.updater.proxy else {})
 
-    def _keep(self, record: Record, batch: RolloutBatch, credit: Credit) -> None:
+    def _keep(self, record: JsonObject, batch: RolloutBatch, credit: Credit) -> None:
         """Write the step's line, its rollouts and its notices, and tell the observer."""
         every = self.recipe.checkpoint.rollouts_every
         with self.clock.phase("save"):
@@ -216,7 +214,7 @@ class Trainer:
             self.observer.phase("evaluate", total * settings.samples)
             results = [self._run_benchmark(benchmark) for benchmark in self.benchmarks]
         overall = average(results, settings.samples).avg
-        record: Record = {
+        record: JsonObject = {
             "step": step,
             "accuracy": overall.mean,
             "low": overall.low,
@@ -257,12 +255,12 @@ class Trainer:
             return False
         return self.state.step == self.recipe.run.steps or bool(every and self.state.step % every == 0)
 
-    def _is_best(self, record: Record) -> bool:
+    def _is_best(self, record: JsonObject) -> bool:
         """Whether the step has the best value so far of the metric whose best checkpoint is kept."""
         value = record.get(self.recipe.checkpoint.keep_best or "")
         return value is not None and (self.state.best is None or value > self.state.best)
 
-    def _save(self, record: Record | None = None) -> None:
+    def _save(self, record: JsonObject | None = None) -> None:
         """A checkpoint of the state now; older ones go once it is safe."""
         settings, root = self.recipe.checkpoint, self.folder.checkpoints
         with self.clock.phase("save"):
@@ -342,7 +340,7 @@ class Trainer:
             )
 
 
-def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -> Iterator[Record]:
+def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -> Iterator[JsonObject]:
     """A line for each response: texts, ids, reward, advantage, and the numbers of every token."""
     scores, starts = credit.scored.scores, batch.sequences.starts
     columns = {

@@ -9,11 +9,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Notice
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Tripwire:
     """Fires when ``check(record, first)`` is true; ``first`` is the run's first record."""
 
     name: str
-    check: Callable[[Record, Record], bool]
+    check: Callable[[JsonObject, JsonObject], bool]
     text: str  # formatted with the record
 
 
@@ -124,7 +122,7 @@ TRIPWIRES = (
 )
 
 
-def fired(record: Record, first: Record, already: set[str], *, half: bool = False) -> list[Notice]:
+def fired(record: JsonObject, first: JsonObject, already: set[str], *, half: bool = False) -> list[Notice]:
     """The notices of a step that were not given before; their names are added to ``already``.
 
     ``half``: the compute is in 16 bits.
@@ -138,7 +136,7 @@ def fired(record: Record, first: Record, already: set[str], *, half: bool = Fals
     return found
 
 
-def _comparable(record: Record) -> Record:
+def _comparable(record: JsonObject) -> JsonObject:
     """The record with NaN, which is beyond no limit, for what is null or not there."""
     known = {name: math.nan if value is None and name in ALWAYS else value for name, value in record.items()}
     return defaultdict(lambda: math.nan, {name: value for name, value in known.items() if value is not None})

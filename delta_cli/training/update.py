@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Bools, Doubles
 from backends.collective import SOLO, deal
 from backends.interface import (
     Collective,
@@ -34,8 +34,6 @@ from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.seeds import generator
 from delta_cli.training.blame import blamed_tokens
 
-Array = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Scored:
@@ -47,14 +45,14 @@ class Scored:
 
     scores: Scores
     reference_logp: Floats | None  # [N], with a KL term
-    tokens: NDArray[np.bool_]  # [N] that were scored
+    tokens: Bools  # [N] that were scored
 
 
 @dataclass(frozen=True)
 class Credit:
     """What a batch is updated with, fixed for every mini-batch and epoch on it."""
 
-    advantages: Array  # [R]
+    advantages: Doubles  # [R]
     scored: Scored
     coefficients: TokenCoefficients  # weights 1 where the method gives none
 
@@ -169,12 +167,12 @@ class Updater:
             features,
         )
 
-    def _needed(self, batch: RolloutBatch) -> NDArray[np.bool_]:
+    def _needed(self, batch: RolloutBatch) -> Bools:
         """Which responses must be scored, [R]."""
         method = self.method
         if self.recipe.update.kl_coefficient or method.credit == "entropy" or method.aggregation == "micro_batch_mean":
             return np.ones(len(batch.sequences), dtype=bool)
-        found: NDArray[np.bool_] = group_advantages(batch.rewards, batch.groups, method.advantage) != 0
+        found: Bools = group_advantages(batch.rewards, batch.groups, method.advantage) != 0
         return found
 
     def credit(self, batch: RolloutBatch, scored: Scored, step: int) -> Credit:
@@ -200,7 +198,7 @@ class Updater:
             self.temperatures = self.temperatures or coefficients.temperatures
         return Credit(advantages, scored, self._blamed(batch, advantages, coefficients))
 
-    def _blamed(self, batch: RolloutBatch, advantages: Array, coefficients: TokenCoefficients) -> TokenCoefficients:
+    def _blamed(self, batch: RolloutBatch, advantages: Doubles, coefficients: TokenCoefficients) -> TokenCoefficients:
         """With method.blame the coefficients times those of blame, with mean 1 again."""
         if self.recipe.method.blame == "none":
             return coefficients

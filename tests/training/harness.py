@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.runs.observer import Notice, Observer, Record
+from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
+from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
 
@@ -57,14 +57,14 @@ class Watcher(Observer):
     """Remembers what it hears; ``on_phase`` may act when a phase begins."""
 
     def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
-        self.records: list[Record] = []
+        self.records: list[JsonObject] = []
         self.notices: list[Notice] = []
         self.on_phase = on_phase
 
     def phase(self, name: str, total: int = 0) -> None:
         self.on_phase(name)
 
-    def step(self, record: Record, examples: list[Any]) -> None:
+    def step(self, record: JsonObject, examples: list[Any]) -> None:
         self.records.append(record)
 
     def notice(self, notice: Notice) -> None:
@@ -94,7 +94,7 @@ def train(
     return watcher
 
 
-def lines(file: Path) -> list[Record]:
+def lines(file: Path) -> list[JsonObject]:
     """A .jsonl file without what a clock or the machine's memory says."""
     return [
         {name: value for name, value in record.items() if not name.startswith(CLOCKS)} for record in read_lines(file)

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from numpy.typing import NDArray
 from torch import Tensor
 
+from backends.arrays import Bools, Doubles
 from delta_cli.credit import TokenCoefficients, token_coefficients
 from delta_cli.integrations.trl.scoring import CountedFeatures, Scored
 from delta_cli.recipe.method import Delta
 from delta_cli.training.metrics import describe_coefficients
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,8 @@ class BatchCredit:
 
     weights: Tensor  # [B, T] float32; 1 where a token does not count
     coefficients: TokenCoefficients  # of the N tokens that count, flat and in order
-    counted: NDArray[np.bool_]  # [B, T]
-    advantages: Array  # [B]
+    counted: Bools  # [B, T]
+    advantages: Doubles  # [B]
 
 
 def token_mask(output: dict[str, Any]) -> Tensor:
@@ -86,7 +84,7 @@ class Processes:
         """How many there are."""
         return int(self._accelerator.num_processes)
 
-    def sum(self, array: Array) -> Array:
+    def sum(self, array: Doubles) -> Doubles:
         """The sum over processes of arrays of one shape, in float64."""
         tensor = torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(self._accelerator.device)
         return np.asarray(self._accelerator.reduce(tensor, "sum").cpu().numpy())

@@ -18,9 +18,8 @@ from backends.process import peak_resident
 from delta_cli.integrations.trl.config import DelTAArguments, options
 from delta_cli.integrations.trl.credit import BatchCredit
 from delta_cli.integrations.trl.scoring import Scored
-from delta_cli.runs.folder import RunFolder
+from delta_cli.runs.folder import JsonObject, RunFolder
 
-Record = dict[str, Any]
 NAMES = ("id", "problem_id", "uid")  # columns of a data set that may name a problem
 ANSWERS = ("answer", "solution", "ground_truth", "final_answer")  # … and hold its answer
 
@@ -29,7 +28,7 @@ ANSWERS = ("answer", "solution", "ground_truth", "final_answer")  # … and hold
 class Graded:
     """What TRL handed to the reward functions, and what came back."""
 
-    rows: list[Record]  # B rows of the data set
+    rows: list[JsonObject]  # B rows of the data set
     completions: list[list[int]]  # B, token ids as they were sampled
     rewards: torch.Tensor  # [all processes' B] weighted sum; NaN where no function gave one
 
@@ -57,7 +56,13 @@ class Recorder:
         return every > 0 and step != self._last and (self._recorded is None or step - self._recorded >= every)
 
     def record(
-        self, output: Record, graded: Graded, scored: Scored, found: BatchCredit, statistics: Record, seconds: float
+        self,
+        output: JsonObject,
+        graded: Graded,
+        scored: Scored,
+        found: BatchCredit,
+        statistics: JsonObject,
+        seconds: float,
     ) -> None:
         """Write a generation batch down; of several in one optimizer step the first."""
         accelerator, step, due = self._trainer.accelerator, self._step, self.due
@@ -106,7 +111,7 @@ class Recorder:
             ]
         return "\n".join(lines) + "\n"
 
-    def _metrics(self, graded: Graded, accelerator: Any) -> Record:
+    def _metrics(self, graded: Graded, accelerator: Any) -> JsonObject:
         """Numbers of all processes' responses, by the names of ``delta train``."""
         mine = [[len(ids), self._truncated(ids)] for ids in graded.completions]
         table = accelerator.gather(torch.tensor(mine, device=accelerator.device)).cpu().numpy()
@@ -131,7 +136,7 @@ class Recorder:
         trainer = self._trainer
         return ids[-1] not in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
 
-    def _lines(self, output: Record, graded: Graded, scored: Scored, found: BatchCredit) -> Iterator[Record]:
+    def _lines(self, output: JsonObject, graded: Graded, scored: Scored, found: BatchCredit) -> Iterator[JsonObject]:
         """This process's responses, in the format of docs/files.md."""
         tokenizer, mine = self._trainer._tokenizer, len(graded.completions)
         first = self._trainer.accelerator.process_index * mine
@@ -171,7 +176,7 @@ def _per_token(scored: Scored, found: BatchCredit) -> dict[str, np.ndarray[Any, 
     return {name: values.round(6) for name, values in columns.items()}
 
 
-def _first_of(names: tuple[str, ...], row: Record, otherwise: str) -> str:
+def _first_of(names: tuple[str, ...], row: JsonObject, otherwise: str) -> str:
     return next((str(row[name]) for name in names if row.get(name) is not None), otherwise)
 
 

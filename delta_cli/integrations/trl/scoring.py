@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import is_peft_model
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+from backends.arrays import Ids
 from backends.interface import Floats, Proxy
 from backends.torch.features import Rows, TorchFeatures
 from backends.torch.head import Head
@@ -217,7 +217,7 @@ class CountedFeatures:
     ``index`` [N] ascending says where they are; a token that a tool wrote is not among them.
     """
 
-    def __init__(self, rows: TorchFeatures, total: int, index: NDArray[np.int64], scale: Floats) -> None:
+    def __init__(self, rows: TorchFeatures, total: int, index: Ids, scale: Floats) -> None:
         self._rows, self._total, self._index, self._scale = rows, total, index, scale
 
     def weighted_sum(self, weights: Floats) -> Floats:

@@ -1,0 +1,11 @@
+"""Names of array types, used in every signature."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.floating]
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
