@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
-.PHONY: quickstart real test test-vllm quick fuzz models lint docs format clean
+.PHONY: quickstart real test test-all test-vllm fuzz models lint docs format clean
 
 quickstart: .venv/quickstart
 	$(BIN)/delta train
@@ -22,10 +22,11 @@ $(MODEL)/config.json:
 	$(BIN)/python -m delta_cli.assets.get_smollm2 $(MODEL)
 
 test: .venv/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not long"
 
-quick: .venv/test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+# The short tests and then the long ones. `make test test-all` runs each test once.
+test-all: test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
 
 # Random recipes, data, folders, answers and programs, with fresh seeds: make fuzz MINUTES=30
 MINUTES ?= 10

@@ -52,7 +52,7 @@ def folder_with_data_and_model(folder: Path) -> None:
     shutil.copytree(model_path("tiny-base"), folder / "m")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_printed_commands_lead_from_a_data_file_to_an_exported_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

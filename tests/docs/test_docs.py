@@ -31,7 +31,7 @@ PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["page
 KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
 MARKS = {
-    "tutorial.md": (pytest.mark.slow,),
+    "tutorial.md": (pytest.mark.long,),
     "trl.md": tuple(pytest.mark.filterwarnings(f"ignore:::{name}") for name in ("trl", "transformers", "torch")),
 }
 RUN = [

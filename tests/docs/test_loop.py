@@ -51,7 +51,7 @@ def test_its_update_is_the_trainers() -> None:
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     accuracies = LOOP["main"](12, "cpu")

@@ -34,13 +34,13 @@ def check(folder: Path, printed: str, responses: int) -> None:
     assert len({round(weight, 3) for response in recorded for weight in response.coefficients}) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_process(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(SCRIPT), *SMALL, "--per_device_train_batch_size", "32")
     check(tmp_path, printed, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes(tmp_path: Path) -> None:
     """Started by torchrun, which accelerate takes up; its own launcher starts one process on a processor."""
     with socket.socket() as probe:

@@ -47,7 +47,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PARITY)
 def test_weights_1_are_trl_bit_for_bit(name: str, ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
@@ -84,7 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", CREDIT)
 def test_coefficients_are_those_of_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
     found = joined(name, ranks)
@@ -104,7 +104,7 @@ def half(found: Seen) -> Seen:
     return Seen({key: value[:rows] for key, value in found.batch.items()}, found.weights[:rows], model())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_logs_and_records_are_of_both(folder: Path, ranks: list[dict[str, Any]]) -> None:
     found = joined("straddling", ranks)
     logs = ranks[0]["credit"]["straddling"][2]

@@ -44,7 +44,7 @@ def outcomes(trainer: str, folder: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(FOLDER is None, reason="TRL's source distribution has no tests; DELTA_TRL_TESTS names a checkout's")
 def test_what_passes_with_trls_class_passes_with_ours(tmp_path: Path) -> None:
     trl, ours = outcomes("trl", tmp_path), outcomes("delta", tmp_path)

@@ -87,7 +87,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("processes", "sharding"), [(2, "none"), (3, "full")])
 def test_any_number_of_processes_gives_one_result(
     processes: int, sharding: str, model: Path, alone: Path, tmp_path: Path
@@ -103,7 +103,7 @@ def test_any_number_of_processes_gives_one_result(
     assert_exported(tmp_path / "run", tmp_path / "exported")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_drawn_on_several_is_scored_as_drawn(model: Path, tmp_path: Path) -> None:
     """Each rank keeps the features of what it has drawn, whoever updates on it."""
     for processes in (1, 2):
@@ -119,7 +119,7 @@ def until(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_run_goes_on_as_if_nothing_had_happened(how: str, model: Path, tmp_path: Path) -> None:
     """Stopped by a signal to the command, or one rank killed: on as many processes the same bits, on others the same
@@ -169,7 +169,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("error", ['BackendError("the card is on fire; put it out")', 'KeyError("a mistake")'])
 def test_one_rank_reports_for_all_and_none_is_left_waiting(error: str, model: Path, tmp_path: Path) -> None:
     arguments = command(model, tmp_path / "run", 1)[3:]

@@ -223,7 +223,7 @@ FEW = 'name = "few"\n[settings]\nsamples = 2\nmax_tokens = 48\ntemplate = "chat"
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_protocol_killed_and_started_again_prints_the_same(tmp_path: Path) -> None:
     """From an empty folder to the table on the fake backend: in one go; and killed, stopped, and gone on with."""
     (tmp_path / "quickstart.toml").write_text(f'extends = "{RECIPES / "quickstart.toml"}"\n')

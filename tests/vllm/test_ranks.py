@@ -55,7 +55,7 @@ def drawn(server: TestServer, rank: int) -> Drawn:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_draw_what_one_process_draws(model: Path, tmp_path: Path) -> None:
     alone = run(model, tmp_path / "alone", [{}])
     together = run(model, tmp_path / "together", torch_ranks(2))

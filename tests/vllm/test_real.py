@@ -22,7 +22,7 @@ from tests.training.harness import VOCABULARY, write_model
 PYTHON = os.environ.get("DELTA_VLLM_PYTHON")
 pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="make test-vllm runs it, with DELTA_VLLM_PYTHON"),
-    pytest.mark.slow,
+    pytest.mark.long,
 ]
 EOS = VOCABULARY - 1
 SYNCS, CLOSE = 10, 5e-6  # nats

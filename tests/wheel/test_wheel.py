@@ -60,7 +60,7 @@ def test_the_wheel_holds_what_the_package_reads_and_nothing_else(wheel: Path) ->
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"delta_cli", "backends"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
     """The libraries are those of the tests; the package comes from the wheel, not from the repository."""
     empty = tmp_path / "empty"

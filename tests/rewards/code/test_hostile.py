@@ -118,7 +118,7 @@ def test_attack_is_contained_and_earns_nothing(name: str) -> None:
     assert seconds < SECONDS + 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_every_attack_in_every_form(form: str) -> None:
     with ThreadPoolExecutor(4) as pool:
