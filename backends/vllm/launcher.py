@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.interface import BackendError
+from backends.vllm import die_with_parent
 from backends.vllm.api import ON_CPU, Api, Launch, check_version, environment
 
 START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
@@ -70,7 +71,7 @@ class Launcher:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("guard.py")), *command],
+                [sys.executable, die_with_parent.__file__, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
