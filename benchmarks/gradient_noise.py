@@ -21,11 +21,12 @@ from backends import registry
 from backends.interface import Learner
 from delta_cli.data import prompt_order
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rollout.batch import RolloutBatch, roll
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.seeds import derive
 from delta_cli.study.summary import over_seeds
-from delta_cli.training.setup import backend_settings, load_data, load_tokenizer, make_grader, template_of
+from delta_cli.training.setup import load_data, load_tokenizer, make_grader, template_of
 from delta_cli.training.update import Updater
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"

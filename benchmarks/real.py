@@ -38,9 +38,10 @@ from delta_cli.data import word_problems
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.worker import RolloutWorker
-from delta_cli.training.setup import backend_settings, make_grader
+from delta_cli.training.setup import make_grader
 from delta_cli.training.update import Updater
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "smollm2_135m.toml"

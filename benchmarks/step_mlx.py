@@ -29,8 +29,9 @@ from workload import PHASES, Steps, Workload
 
 from backends import registry
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rollout.worker import RolloutWorker
-from delta_cli.training.setup import backend_settings, make_grader
+from delta_cli.training.setup import make_grader
 from delta_cli.training.update import Updater
 
 SMALL = Workload(vocabulary=512, hidden=128, layers=4, response=48, spread=1, mini_batches=1)

@@ -20,11 +20,12 @@ from delta_cli.credit import Surrogate
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rollout.batch import RolloutBatch, roll
 from delta_cli.rollout.clock import Clock
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.seeds import derive
-from delta_cli.training.setup import backend_settings, make_grader
+from delta_cli.training.setup import make_grader
 from delta_cli.training.update import Credit, Scored, Updater
 
 BYTE_TOKENS = 258  # of the tokenizer before it is extended

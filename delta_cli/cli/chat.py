@@ -59,12 +59,12 @@ def chat(
     from backends import registry
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.conversation import Conversation
-    from delta_cli.runs.checkpoint_reference import find_subject
+    from delta_cli.runs.checkpoint_reference import find_checkpoint
     from delta_cli.training.setup import template_of
 
-    subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))
-    recipe = subject.recipe
-    tokenizer = Tokenizer.load(subject.settings.model)
+    reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
+    recipe = reference.recipe
+    tokenizer = Tokenizer.load(reference.settings.model)
     if template is None and recipe is not None:
         template = template_of(recipe)
         tokenizer.chatting(recipe.data.system, recipe.data.thinking)
@@ -75,8 +75,8 @@ def chat(
     settings = _settings(
         recipe, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
-    with closing(registry.create(backend, subject.settings)) as engine:
-        subject.load_into(engine)
+    with closing(registry.create(backend, reference.settings)) as engine:
+        reference.load_into(engine)
         _hold(Conversation(engine, tokenizer, template, settings.sampling(tokenizer, settings.seed), system), prompt)
 
 

@@ -13,7 +13,7 @@ from delta_cli.errors import UserError
 if TYPE_CHECKING:
     from backends.interface import Sampler
     from delta_cli.recipe.models import Engine
-    from delta_cli.runs.checkpoint_reference import Subject
+    from delta_cli.runs.checkpoint_reference import CheckpointReference
 
 EngineOption = Annotated[
     str | None,
@@ -29,7 +29,7 @@ PythonOption = Annotated[
 ]
 
 
-def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engine:
+def engine_of(reference: CheckpointReference, engine: str | None, python: str | None) -> Engine:
     """The recipe section that says what draws; raises UserError for a word that is none."""
     from pydantic import ValidationError
 
@@ -44,7 +44,7 @@ def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engin
         changes |= {"kind": "vllm", "launch": False, "url": (engine,)}
     elif engine is not None:
         raise UserError(f"--engine: '{engine}' is none; give local, vllm, or http://host:port of a running server")
-    own = {} if subject.recipe is None else subject.recipe.engine.model_dump(exclude_defaults=True)
+    own = {} if reference.recipe is None else reference.recipe.engine.model_dump(exclude_defaults=True)
     try:
         return Engine(**(own | {"colocated": False, "async_steps": 0} | changes))
     except ValidationError as error:
@@ -52,23 +52,23 @@ def engine_of(subject: Subject, engine: str | None, python: str | None) -> Engin
 
 
 def open_engine(
-    subject: Subject, backend: str, engine: Engine, max_tokens: int, log: Path, stack: ExitStack
+    reference: CheckpointReference, backend: str, engine: Engine, max_tokens: int, log: Path, stack: ExitStack
 ) -> tuple[Sampler, str]:
     """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
     from backends import registry
     from delta_cli.rollout.open_sampler import open_evaluator
 
     if engine.kind == "local":
-        learner = registry.create(backend, subject.settings)
+        learner = registry.create(backend, reference.settings)
         stack.callback(learner.close)
-        subject.load_into(learner)
+        reference.load_into(learner)
         return learner, learner.name
-    if subject.checkpoint is not None:
-        raise UserError(f"{subject.name}: vLLM reads finished models, not checkpoints; add --engine local, or wait")
-    prompt = 2048 if subject.recipe is None else subject.recipe.rollout.max_prompt_tokens
+    if reference.checkpoint is not None:
+        raise UserError(f"{reference.name}: vLLM reads finished models, not checkpoints; add --engine local, or wait")
+    prompt = 2048 if reference.recipe is None else reference.recipe.rollout.max_prompt_tokens
 
     def on_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    opened = open_evaluator(engine, str(subject.settings.model), prompt + max_tokens, log, on_progress)
+    opened = open_evaluator(engine, str(reference.settings.model), prompt + max_tokens, log, on_progress)
     return stack.enter_context(opened), "vllm"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
     from delta_cli.recipe.models import Engine
     from delta_cli.rewards.weighted import Graders
-    from delta_cli.runs.checkpoint_reference import Subject
+    from delta_cli.runs.checkpoint_reference import CheckpointReference
 
 SuiteOption = Annotated[
     str | None,
@@ -81,12 +81,12 @@ def evaluate(
     from rich.console import Console
 
     from delta_cli.evaluation.tables import render
-    from delta_cli.runs.checkpoint_reference import find_subject
+    from delta_cli.runs.checkpoint_reference import find_checkpoint
 
     if suite and data:
         raise UserError("--suite and --data: give one of them")
-    subject = find_subject(model, checkpoint, lambda line: typer.echo(line, err=True))
-    drawing = engine_of(subject, engine, engine_python)
+    reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
+    drawing = engine_of(reference, engine, engine_python)
     changes = {
         "samples": samples,
         "temperature": temperature,
@@ -97,11 +97,11 @@ def evaluate(
         "template": template,
         "seed": seed,
     }
-    name, settings, benchmarks = _benchmarks(subject, suite, data, limit, changes)
-    grader = _grader(subject, suite, settings, allow_unsandboxed)
-    place = out or _folder_of(subject, model) / _title(name, subject, limit)
+    name, settings, benchmarks = _benchmarks(reference, suite, data, limit, changes)
+    grader = _grader(reference, suite, settings, allow_unsandboxed)
+    place = out or _folder_of(reference, model) / _title(name, reference, limit)
     found, folder = _run(
-        subject, backend, drawing, name, settings, benchmarks, limit, grader, place, out is None, quiet or json
+        reference, backend, drawing, name, settings, benchmarks, limit, grader, place, out is None, quiet or json
     )
     if json:
         typer.echo(found.model_dump_json(indent=1))
@@ -160,22 +160,26 @@ def compare(
 
 
 def _benchmarks(
-    subject: Subject, suite: str | None, data: str | None, limit: int | None, changes: Mapping[str, object]
+    reference: CheckpointReference,
+    suite: str | None,
+    data: str | None,
+    limit: int | None,
+    changes: Mapping[str, object],
 ) -> tuple[str, EvaluationSettings, list[Benchmark]]:
     """Name, settings and problems of what is asked for."""
     from delta_cli.evaluation import suites
 
     if data:
-        chosen = suites.file_suite(data, _settings_of(subject)).with_settings(**changes)
+        chosen = suites.file_suite(data, _settings_of(reference)).with_settings(**changes)
     elif suite:
         chosen = suites.load_suite(suite).with_settings(**changes)
-    elif subject.recipe is None:
+    elif reference.recipe is None:
         raise UserError(
-            f"{subject.name}: say what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
+            f"{reference.name}: say what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
         )
     else:
-        own = suites.file_suite("held_out", _settings_of(subject)).with_settings(**changes)
-        return "held_out", own.settings, _own_benchmarks(subject.recipe, limit)
+        own = suites.file_suite("held_out", _settings_of(reference)).with_settings(**changes)
+        return "held_out", own.settings, _own_benchmarks(reference.recipe, limit)
     return chosen.name, chosen.settings, suites.load_benchmarks(chosen.benchmarks, limit)
 
 
@@ -189,41 +193,43 @@ def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
     return load_benchmarks(recipe, load_data(recipe, load_tokenizer(recipe)))
 
 
-def _settings_of(subject: Subject) -> EvaluationSettings:
+def _settings_of(reference: CheckpointReference) -> EvaluationSettings:
     """A run's own evaluation settings; the paper's for a model."""
     from delta_cli.evaluation.results import EvaluationSettings
     from delta_cli.training.setup import evaluation_settings
 
-    return EvaluationSettings() if subject.recipe is None else evaluation_settings(subject.recipe)
+    return EvaluationSettings() if reference.recipe is None else evaluation_settings(reference.recipe)
 
 
-def _grader(subject: Subject, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool) -> Graders:
+def _grader(
+    reference: CheckpointReference, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool
+) -> Graders:
     """A suite's verifier; without a suite, a run's own reward."""
     from delta_cli.rewards.grader import Grader
     from delta_cli.rewards.spec import RewardSpec
     from delta_cli.rewards.weighted import Graders, Part
     from delta_cli.training.setup import make_grader
 
-    if suite is None and subject.recipe is not None:
-        return make_grader(subject.recipe).verifying
+    if suite is None and reference.recipe is not None:
+        return make_grader(reference.recipe).verifying
     spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
     return Graders([Part(Grader(spec, workers=2, timeout=10.0))])
 
 
-def _folder_of(subject: Subject, model: str) -> Path:
-    if subject.recipe is not None:
+def _folder_of(reference: CheckpointReference, model: str) -> Path:
+    if reference.recipe is not None:
         return Path(model) / "evaluations"
     return Path("evaluations") / Path(model).name
 
 
-def _title(name: str, subject: Subject, limit: int | None) -> str:
+def _title(name: str, reference: CheckpointReference, limit: int | None) -> str:
     """A folder's name that says what is measured; other settings get a number behind it."""
-    step = f"-step{subject.step}" if subject.recipe is not None and subject.step is not None else ""
+    step = f"-step{reference.step}" if reference.recipe is not None and reference.step is not None else ""
     return name + step + (f"-limit{limit}" if limit is not None else "")
 
 
 def _run(
-    subject: Subject,
+    reference: CheckpointReference,
     backend_name: str,
     drawing: Engine,
     name: str,
@@ -244,10 +250,10 @@ def _run(
 
     with ExitStack() as stack:
         stack.enter_context(grader)
-        tokenizer = Tokenizer.load(subject.settings.model).chatting(settings.system, settings.thinking)
+        tokenizer = Tokenizer.load(reference.settings.model).chatting(settings.system, settings.thinking)
         log = place.with_name(f"{place.name}-vllm.log")
-        sampler, label = open_engine(subject, backend_name, drawing, settings.max_tokens, log, stack)
-        folder = next(own_folder(place, subject.weights, label, settings, benchmarks))
+        sampler, label = open_engine(reference, backend_name, drawing, settings.max_tokens, log, stack)
+        folder = next(own_folder(place, reference.weights, label, settings, benchmarks))
         if folder != place and not numbered:
             raise UserError(f"{place}: holds the evaluation of something else; choose another folder with --out")
         progress = stack.enter_context(evaluation_progress(quiet))
@@ -255,12 +261,12 @@ def _run(
             RolloutWorker(sampler, tokenizer, grader, settings.template),
             benchmarks,
             settings,
-            model=subject.name,
+            model=reference.name,
             backend=label,
             suite=name,
             folder=folder,
-            weights=subject.weights,
-            step=subject.step,
+            weights=reference.weights,
+            step=reference.step,
             limit=limit,
             progress=progress,
         )

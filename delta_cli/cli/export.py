@@ -30,17 +30,17 @@ def export(
 ) -> None:
     """Write a run's model at one of its steps as a folder that transformers and mlx-lm open, with a model card."""
     from delta_cli.publishing import publish
-    from delta_cli.runs.checkpoint_reference import export_model, find_subject
+    from delta_cli.runs.checkpoint_reference import export_model, find_checkpoint
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: is there already and not an empty folder; choose another one")
     if not (run / "recipe.toml").is_file():
         raise UserError(f"{run}: holds no run (no recipe.toml); give the folder that delta train wrote")
     publish.check(quantise, push, public)
-    subject = find_subject(str(run), checkpoint, lambda line: typer.echo(line, err=True))
-    finish = publish.finisher(run, subject.step, push or out.name, quantise, gguf)
-    export_model(subject, backend, out, finish)
-    step = "" if subject.step is None else f", after step {subject.step} of {run}"
+    reference = find_checkpoint(str(run), checkpoint, lambda line: typer.echo(line, err=True))
+    finish = publish.finisher(run, reference.step, push or out.name, quantise, gguf)
+    export_model(reference, backend, out, finish)
+    step = "" if reference.step is None else f", after step {reference.step} of {run}"
     typer.echo(f"written to {out}{step}")
     if push:
         typer.echo(f"uploaded to {publish.upload(out, push, public)}")

@@ -26,10 +26,10 @@ from delta_cli.doctor.placement import layout
 from delta_cli.doctor.shapes import Shape, shape_of
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.weighted import Graders
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
-    backend_settings,
     gold_notices,
     load_benchmarks,
     load_data,

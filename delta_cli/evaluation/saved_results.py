@@ -16,7 +16,7 @@ NAMED = 4  # evaluations that a message lists
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedEvaluation:
     """An evaluation and its folder."""
 
     path: Path
@@ -29,25 +29,25 @@ class Found:
         return about | {"avg": made.average.avg.mean, "standard_error": made.average.avg.standard_error}
 
 
-def evaluations_of(path: Path) -> list[Found]:
+def evaluations_of(path: Path) -> list[SavedEvaluation]:
     """The evaluation at ``path``, or those of the run or model that it names, by suite and step.
 
     Raises UserError where there is none.
     """
     if path.is_file() or (path / FILE).is_file():
-        return [Found(path if path.is_dir() else path.parent, Evaluation.read(path))]
+        return [SavedEvaluation(path if path.is_dir() else path.parent, Evaluation.read(path))]
     if not path.exists() and (Path(FOLDER) / path.name).is_dir():
         path = Path(FOLDER) / path.name  # where delta eval puts those of a model
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
     root = path / FOLDER if (path / "recipe.toml").is_file() else path
-    found = [Found(file.parent, Evaluation.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
+    found = [SavedEvaluation(file.parent, Evaluation.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
     if not found:
         raise UserError(f"{path}: holds no evaluation; make one: delta eval {path} --data FILE (or --suite NAME)")
     return sorted(found, key=lambda each: (each.evaluation.suite, each.evaluation.step or 0))
 
 
-def comparable(before: Path, after: Path) -> tuple[Found, Found]:
+def comparable(before: Path, after: Path) -> tuple[SavedEvaluation, SavedEvaluation]:
     """An evaluation of each that were made alike; of several steps the newest.
 
     Raises UserError where none are alike, and where they are so on more than one suite or with more than
@@ -78,7 +78,7 @@ def _kind(evaluation: Evaluation) -> str:
     return f"{evaluation.suite} {evaluation.limit} {evaluation.settings.model_copy(update={'seed': 0})}"
 
 
-def _listed(found: Sequence[Found]) -> str:
+def _listed(found: Sequence[SavedEvaluation]) -> str:
     names = list(dict.fromkeys(each.path.name for each in found))
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

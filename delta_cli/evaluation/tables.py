@@ -12,7 +12,7 @@ from rich.text import Text
 
 from delta_cli.evaluation.compare import Comparison, ComparisonRow
 from delta_cli.evaluation.results import Evaluation, KindResult, Summary
-from delta_cli.evaluation.saved_results import Found
+from delta_cli.evaluation.saved_results import SavedEvaluation
 from delta_cli.evaluation.statistics import Estimate
 from delta_cli.text import count
 
@@ -84,7 +84,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
     return Group(title, table, Text(how, style="dim"), Text(comparison.statement))
 
 
-def render_found(found: Sequence[Found]) -> RenderableType:
+def render_found(found: Sequence[SavedEvaluation]) -> RenderableType:
     """The evaluations of a run or a model, a line each."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in ("step", "avg@k %", "k"):

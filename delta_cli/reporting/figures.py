@@ -12,9 +12,9 @@ from typing import Any
 
 from delta_cli.reporting import clouds
 from delta_cli.reporting.outcomes import lengths_by_outcome
+from delta_cli.runs.metrics import METRICS, PHASES
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
-from delta_cli.training.metrics import METRICS, PHASES
 
 # Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")

@@ -20,8 +20,8 @@ from delta_cli.reporting.figures import Drawing, charts, phase_means
 from delta_cli.reporting.inspection import Inspection, build, most_mixed
 from delta_cli.reporting.page import environment
 from delta_cli.reporting.tokens import TokenStatistics
+from delta_cli.runs.metrics import METRICS
 from delta_cli.runs.records import RecordedRun, Response
-from delta_cli.training.metrics import METRICS
 
 PAGE_TOKENS = 24_000  # in the heatmaps of all runs together
 RESPONSE_TOKENS = 4_000  # of one response

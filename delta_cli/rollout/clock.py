@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from delta_cli.errors import StopRequested
 from delta_cli.runs.folder import JsonObject
-from delta_cli.training.metrics import PHASES
+from delta_cli.runs.metrics import PHASES
 
 
 @dataclass

@@ -13,15 +13,15 @@ from backends.interface import BackendSettings, Learner
 from delta_cli.assets import model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.folder import BACKEND_WRITES, RunFolder
-from delta_cli.training.setup import backend_settings
 
 CHOICES = "best, last or the number of a step"
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckpointReference:
     """A model, or a run with its recipe and the checkpoint that holds the step asked for."""
 
     name: str  # as it was asked for
@@ -41,7 +41,9 @@ class Subject:
             learner.load(self.checkpoint)
 
 
-def find_subject(name: str, which: str | None = None, say: Callable[[str], None] = lambda line: None) -> Subject:
+def find_checkpoint(
+    name: str, which: str | None = None, say: Callable[[str], None] = lambda line: None
+) -> CheckpointReference:
     """The model or run ``name``; of a run the step ``which``: "best", "last" (also None) or a number.
 
     The exported model is taken where it holds that very step, else the checkpoint. ``say`` is told of
@@ -52,17 +54,17 @@ def find_subject(name: str, which: str | None = None, say: Callable[[str], None]
         if which is not None:
             raise UserError(f"--checkpoint {which}: {name} is a model, not a run that delta train wrote; leave it out")
         settings = BackendSettings(model=model_path(name), frozen=True)
-        return Subject(name, settings, step=export_stamp.step_of(Path(name)))
+        return CheckpointReference(name, settings, step=export_stamp.step_of(Path(name)))
     recipe = load_recipe(run.recipe)
     step = _step(run, which or "last", say)
     if (run.model / "config.json").is_file() and step == export_stamp.step_of(run.model):
-        return Subject(name, BackendSettings(model=str(run.model), frozen=True), recipe, step=step)
+        return CheckpointReference(name, BackendSettings(model=str(run.model), frozen=True), recipe, step=step)
     assert step is not None  # only an exported model may not know its step
     folder = checkpoint.folder_of(run.checkpoints, step)
     problem = checkpoint.check(folder) if folder.is_dir() else f"it is not there ({_there(run)})"
     if problem is not None:
         raise UserError(f"{folder}: {problem}; choose another --checkpoint: {CHOICES}")
-    return Subject(name, backend_settings(recipe), recipe, folder, step)
+    return CheckpointReference(name, backend_settings(recipe), recipe, folder, step)
 
 
 def _step(run: RunFolder, which: str, say: Callable[[str], None]) -> int | None:
@@ -99,9 +101,9 @@ def _there(run: RunFolder) -> str:
 
 
 def export_model(
-    subject: Subject, backend_name: str, out: Path, finish: Callable[[Path], Path] = lambda folder: folder
+    reference: CheckpointReference, backend_name: str, out: Path, finish: Callable[[Path], Path] = lambda folder: folder
 ) -> None:
-    """Write the subject's model folder to ``out``, which appears whole or not at all.
+    """Write the reference's model folder to ``out``, which appears whole or not at all.
 
     ``finish`` gets the folder while it is still under another name, adds to it or makes another one of it, and
     returns which of them becomes ``out``. Raises UserError where the disk does not take it.
@@ -109,16 +111,16 @@ def export_model(
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        if subject.checkpoint is None:
-            shutil.copytree(subject.settings.model, partial)
+        if reference.checkpoint is None:
+            shutil.copytree(reference.settings.model, partial)
         else:
             partial.mkdir(parents=True)
-            with closing(registry.create(backend_name, subject.settings)) as learner:
-                subject.load_into(learner)
+            with closing(registry.create(backend_name, reference.settings)) as learner:
+                reference.load_into(learner)
                 learner.export(partial)
         chosen = finish(partial)
-        if subject.step is not None:
-            export_stamp.write_step(chosen, subject.step)
+        if reference.step is not None:
+            export_stamp.write_step(chosen, reference.step)
         if out.is_dir():
             out.rmdir()  # empty
         chosen.rename(out)

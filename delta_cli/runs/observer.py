@@ -1,12 +1,11 @@
 """What the loop tells whoever watches it. Subclasses override what they care for."""
 
 from __future__ import annotations
-from delta_cli.runs.folder import JsonObject
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from delta_cli.runs.folder import JsonObject
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,6 @@
 """Reading a run's folder, finished or not: metrics, evaluations, recorded responses, and its tokenizer."""
 
 from __future__ import annotations
-from backends.arrays import Ids
-from delta_cli.runs.folder import JsonObject
-from backends.arrays import Doubles
 
 import gzip
 import tomllib
@@ -12,16 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from backends.arrays import Doubles, Ids
 from delta_cli.assets import model_path
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
-from delta_cli.runs.folder import RunFolder, read_lines
-
+from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from backends.interface import Learner, OptimizerSettings, Sequences, starts_of
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.folder import read_lines
-from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 
 _EPSILON = 1e8  # of AdamW: far above any gradient

@@ -11,7 +11,7 @@ from typing import Literal
 
 from backends import registry
 from backends.collective import SOLO
-from backends.interface import BackendSettings, Collective, LoraSettings, OptimizerSettings
+from backends.interface import Collective
 from delta_cli.assets import config_file, model_path
 from delta_cli.data import word_problems
 from delta_cli.data.loading import DataSpec, LoadedData, load_problems
@@ -24,6 +24,7 @@ from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import Overlong, RewardSpec
@@ -266,36 +267,3 @@ def _grader(recipe: Recipe, reward: Reward) -> Grader:
         limit=recipe.rollout.max_tokens,
     )
     return Grader(spec, reward.workers, reward.timeout)
-
-
-def backend_settings(recipe: Recipe) -> BackendSettings:
-    """What a backend needs of a recipe."""
-    model, update = recipe.model, recipe.update
-    lora = None
-    if model.lora is not None:
-        lora = LoraSettings(adapter=model.adapter, **dict(model.lora))
-    return BackendSettings(
-        model=model_path(model.path),
-        dtype=model.dtype,
-        lora=lora,
-        load_in_4bit=model.load_in_4bit,
-        optimizer=OptimizerSettings(
-            update.beta1,
-            update.beta2,
-            update.epsilon,
-            update.weight_decay,
-            update.max_grad_norm,
-            update.moments,
-            update.offload,
-        ),
-        gradient_checkpointing=model.gradient_checkpointing,
-        keep_reference=update.kl_coefficient > 0,
-        rollout_batch=recipe.rollout.batch,
-        micro_batch_tokens=update.micro_batch_tokens,
-        head_chunk_tokens=update.head_chunk_tokens,
-        feature_bytes=update.feature_bytes,
-        feature_host_bytes=update.feature_host_bytes,
-        seed=recipe.run.seed,
-        sharding=recipe.parallel.sharding,
-        threads=recipe.run.threads,
-    )

@@ -21,9 +21,9 @@ from delta_cli.data import tasks
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
-from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 
 TASK = TaskSpec()

@@ -23,7 +23,7 @@ from delta_cli.doctor.placement import Layout
 from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
-from delta_cli.training.setup import backend_settings
+from delta_cli.recipe.backend_settings import backend_settings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -14,8 +14,8 @@ from delta_cli.integrations.trl import DelTAConfig, DelTATrainer, with_delta
 from delta_cli.integrations.trl.trainer import COLUMN
 from delta_cli.reporting.inspection import inspect_run
 from delta_cli.reporting.report import write_report
+from delta_cli.runs.metrics import METRICS
 from delta_cli.runs.records import RecordedRun
-from delta_cli.training.metrics import METRICS
 from tests.integrations.tiny import model, questions, right, settings, tokenizer
 
 

@@ -27,9 +27,9 @@ from backends.registry import create
 from delta_cli.credit import PRESETS
 from delta_cli.data.problem import Problem
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
-from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 
 VOCABULARY = 23

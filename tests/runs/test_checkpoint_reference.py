@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from delta_cli import cli
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import Evaluation
-from delta_cli.runs.checkpoint_reference import find_subject
 from delta_cli.runs import checkpoint
+from delta_cli.runs.checkpoint_reference import find_checkpoint
 from tests.training.harness import make_recipe, train, write_model
 
 STEPS = 5
@@ -24,7 +24,7 @@ STEPS = 5
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 5 steps with a checkpoint after each, the best by accuracy among them."""
-    root = tmp_path_factory.mktemp("subject")
+    root = tmp_path_factory.mktemp("reference")
     model = write_model(root / "base")
     changes = {"checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_best": "accuracy"}
     train(make_recipe(model, run__steps=STEPS, evaluation__every=0, **changes), root / "run")
@@ -54,33 +54,33 @@ def delta(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_the_exported_model_is_measured_where_it_holds_the_step(run: Path) -> None:
     for which in (None, "last", str(STEPS)):
-        subject = find_subject(str(run), which)
-        assert (subject.step, subject.checkpoint, subject.weights) == (STEPS, None, str(run / "model"))
-    subject = find_subject(str(run), "2")
-    assert (subject.step, subject.checkpoint) == (2, run / "checkpoints" / "step-000002")
+        reference = find_checkpoint(str(run), which)
+        assert (reference.step, reference.checkpoint, reference.weights) == (STEPS, None, str(run / "model"))
+    reference = find_checkpoint(str(run), "2")
+    assert (reference.step, reference.checkpoint) == (2, run / "checkpoints" / "step-000002")
 
 
 def test_best_is_the_step_with_the_best_metric(run: Path) -> None:
     best = best_step(run)
     assert best < STEPS
-    assert find_subject(str(run), "best").step == best
+    assert find_checkpoint(str(run), "best").step == best
     assert checkpoint.read_state(run / "checkpoints" / f"step-{STEPS:06d}").best_step == best
 
 
 def test_a_newer_checkpoint_than_the_model_is_what_last_means(run: Path) -> None:
     """As after a resume with more steps that was stopped: the model is that of step 5 still."""
     (run / "model" / "delta.json").write_text('{"format": 1, "step": 3}')
-    subject = find_subject(str(run))
-    assert (subject.step, subject.checkpoint) == (STEPS, run / "checkpoints" / f"step-{STEPS:06d}")
-    assert find_subject(str(run), "3").checkpoint is None
+    reference = find_checkpoint(str(run))
+    assert (reference.step, reference.checkpoint) == (STEPS, run / "checkpoints" / f"step-{STEPS:06d}")
+    assert find_checkpoint(str(run), "3").checkpoint is None
 
 
 def test_a_model_that_does_not_know_its_step_gives_way_to_a_checkpoint(run: Path) -> None:
     (run / "model" / "delta.json").unlink()
-    assert find_subject(str(run)).checkpoint == run / "checkpoints" / f"step-{STEPS:06d}"
+    assert find_checkpoint(str(run)).checkpoint == run / "checkpoints" / f"step-{STEPS:06d}"
     shutil.rmtree(run / "checkpoints")
-    subject = find_subject(str(run))
-    assert (subject.step, subject.weights) == (None, str(run / "model"))
+    reference = find_checkpoint(str(run))
+    assert (reference.step, reference.weights) == (None, str(run / "model"))
 
 
 def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -> None:
@@ -88,10 +88,10 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -
     newest = run / "checkpoints" / f"step-{STEPS:06d}"
     (newest / "state.safetensors").write_bytes(b"")
     said: list[str] = []
-    assert find_subject(str(run), None, said.append).step == STEPS - 1
+    assert find_checkpoint(str(run), None, said.append).step == STEPS - 1
     assert str(newest) in said[0]
     with pytest.raises(UserError, match="has 0 bytes"):
-        find_subject(str(run), str(STEPS))
+        find_checkpoint(str(run), str(STEPS))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -
 )
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(run: Path, which: str, part: str) -> None:
     with pytest.raises(UserError, match=part) as error:
-        find_subject(str(run), which)
+        find_checkpoint(str(run), which)
     assert "\n" not in str(error.value)
 
 
@@ -111,12 +111,12 @@ def test_without_keep_best_there_is_no_best(run: Path) -> None:
         (state.parent / "manifest.json").unlink()
         checkpoint._seal(state.parent)
     with pytest.raises(UserError, match=r"checkpoint\.keep_best"):
-        find_subject(str(run), "best")
+        find_checkpoint(str(run), "best")
 
 
 def test_a_model_has_no_checkpoints() -> None:
     with pytest.raises(UserError, match="is a model, not a run"):
-        find_subject("tiny-base", "best")
+        find_checkpoint("tiny-base", "best")
 
 
 def test_an_export_holds_the_weights_of_its_step(

@@ -15,10 +15,10 @@ from delta_cli.assets import model_path
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.blame import blamed_tokens, first_false
-from delta_cli.training.setup import backend_settings
 from delta_cli.training.update import Updater
 
 # Right; a false equation in the middle; a false one that the reward did not mind; true equations and a wrong answer.

@@ -30,6 +30,7 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.rewards.spec import RewardSpec
@@ -37,7 +38,7 @@ from delta_cli.runs.folder import read_lines
 from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
 from delta_cli.training import setup
-from delta_cli.training.setup import backend_settings, evaluation_settings, load_data, load_tokenizer
+from delta_cli.training.setup import evaluation_settings, load_data, load_tokenizer
 
 from .harness import write_model
 from .watched import Seen, one, recipe_of, run

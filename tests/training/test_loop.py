@@ -14,7 +14,7 @@ from delta_cli.credit import PRESETS
 from delta_cli.reporting.console import PlainObserver
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import read_lines
-from delta_cli.training.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
+from delta_cli.runs.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
 
 from .harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
 

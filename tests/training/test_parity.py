@@ -69,7 +69,7 @@ def test_the_gradient_read_off_the_weights_is_that_of_the_loss(run: Path) -> Non
     step = 1e-3
 
     def loss(sign: float) -> float:
-        from delta_cli.training.setup import backend_settings
+        from delta_cli.recipe.backend_settings import backend_settings
         from delta_cli.training.update import Updater
 
         backend = registry.create("fake", backend_settings(recipe))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from delta_cli.training.metrics import METRICS, RANK_METRICS, REWARD_METRICS, swapped
+from delta_cli.runs.metrics import METRICS, RANK_METRICS, REWARD_METRICS
+from delta_cli.training.metrics import swapped
 from delta_cli.training.tripwires import TRIPWIRES, fired
 
 HEALTHY: dict[str, Any] = {
