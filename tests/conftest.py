@@ -1,8 +1,11 @@
-"""What all tests share: the signals of an ordinary terminal."""
+"""What all tests share: the signals of an ordinary terminal, and a tiny model to train."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+
+import pytest
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and nohup ignores the end of the terminal; so
 # would every run that a test starts.
@@ -10,3 +13,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random model with 258 tokens, 16 hidden units and one layer."""
+    from tests.harness import write_model  # most tests need no run, so they do not wait for its imports
+
+    return write_model(tmp_path_factory.mktemp("model"))

@@ -18,16 +18,11 @@ from safetensors.numpy import load_file
 
 from backends.launch import torch_ranks
 from delta_cli.runs.folder import RunFolder, read_lines
-from tests.training.harness import SHORT, assert_same, lines, write_model
+from tests.harness import SHORT, assert_same, lines
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 KEYS = SHORT | {"run.steps": 4, "checkpoint.every": 1, "update.epsilon": 0.01, "evaluation.every": 2}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def command(model: Path, folder: Path, processes: int, *more: str, **keys: Any) -> list[str]:

@@ -15,7 +15,7 @@ from delta_cli.rewards.spec import RewardSpec
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.records import RecordedRun
 from delta_cli.training.setup import load_benchmarks, load_data, make_grader
-from tests.training.harness import assert_same, make_recipe, train
+from tests.harness import assert_same, make_recipe, train
 from tests.training.watched import run
 
 CUSTOM = """

@@ -9,7 +9,7 @@ import pytest
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.runs.folder import RunFolder, read_lines
-from tests.training.harness import make_recipe, train, write_model
+from tests.harness import make_recipe, train, write_model
 
 STOPS = ["a", "bc", "é", *"0123456789"]  # é is two tokens of the byte tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from backends import registry
 from backends.interface import BackendSettings, Sequences
 from delta_cli.runs.folder import RunFolder, read_lines
-from tests.training.harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 TEMPERATURE = 0.7
 

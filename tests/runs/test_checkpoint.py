@@ -21,7 +21,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint import State
-from tests.training.harness import assert_same, make_recipe, train, write_model
+from tests.harness import assert_same, make_recipe, train, write_model
 
 RECIPE = to_toml(load_recipe(None))
 

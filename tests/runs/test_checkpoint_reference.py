@@ -16,7 +16,7 @@ from delta_cli.errors import UserError
 from delta_cli.evaluation.results import Evaluation
 from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint_reference import find_checkpoint
-from tests.training.harness import make_recipe, train, write_model
+from tests.harness import make_recipe, train, write_model
 
 STEPS = 5
 

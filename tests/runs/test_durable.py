@@ -12,7 +12,7 @@ import pytest
 from delta_cli.data.problem import Problem
 from delta_cli.evaluation.results import Response
 from delta_cli.evaluation.store import ResponseFile
-from tests.training.harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 Identity = tuple[int, int]  # device and inode: a file keeps them when it is renamed
 

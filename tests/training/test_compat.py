@@ -13,8 +13,7 @@ from delta_cli.recipe import load_recipe
 from delta_cli.recipe.loading import differences
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import Overlong, RewardSpec
-
-from .harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -39,8 +39,8 @@ from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
 from delta_cli.training import setup
 from delta_cli.training.setup import evaluation_settings, load_data, load_tokenizer
+from tests.harness import write_model
 
-from .harness import write_model
 from .watched import Seen, one, recipe_of, run
 
 # One run has all of these. Those that cannot go with them, or that do another thing, have runs of their own below.

@@ -23,8 +23,7 @@ from delta_cli.recipe import to_toml
 from delta_cli.runs import checkpoint
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training.trainer import NONFINITE_STEPS, Trainer
-
-from .harness import assert_same, lines, make_recipe, train
+from tests.harness import assert_same, lines, make_recipe, train
 
 ROOT = Path(__file__).parents[2]
 DELTA = [sys.executable, "-c", "from delta_cli.cli import main; main()"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .harness import assert_same, make_recipe, train
+from tests.harness import assert_same, make_recipe, train
 
 FIRST = {"delta__temperature": "first", "checkpoint__every": 1, "delta__refinements": 0}
 

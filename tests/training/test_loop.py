@@ -15,8 +15,7 @@ from delta_cli.reporting.console import PlainObserver
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
-
-from .harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
+from tests.harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
 
 
 def test_it_learns(model: Path, tmp_path: Path) -> None:

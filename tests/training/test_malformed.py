@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from delta_cli.cli import main
 from delta_cli.recipe import to_toml
-
-from .harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 Delta = Callable[..., tuple[int, str]]
 

@@ -17,8 +17,7 @@ from delta_cli import cli
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.training import parity
-
-from .harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,7 @@ from delta_cli.rollout.batch import RolloutBatch, join, roll
 from delta_cli.runs.folder import read_lines
 from delta_cli.seeds import derive
 from delta_cli.training.trainer import Trainer
-
-from .harness import exported, make_recipe, train, write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
+from tests.harness import exported, make_recipe, train
 
 
 def scored_tokens(trainer: Trainer) -> list[int]:

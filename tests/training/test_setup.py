@@ -12,8 +12,7 @@ import pytest
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import RunFolder, read_lines
-
-from .harness import Watcher, make_recipe, train
+from tests.harness import Watcher, make_recipe, train
 
 
 def test_gold_answers_that_are_no_answers_to_themselves_are_reported_first(model: Path, tmp_path: Path) -> None:

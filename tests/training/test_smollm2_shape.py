@@ -20,8 +20,7 @@ from mlx_lm.utils import dequantize_model, load_model, quantize_model, save_conf
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training import parity
-
-from .harness import make_recipe, train
+from tests.harness import make_recipe, train
 
 VOCAB = 49152
 REWARD = "def reward(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n"  # another token, another reward

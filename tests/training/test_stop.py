@@ -11,8 +11,8 @@ import pytest
 
 from delta_cli.errors import UserError
 from delta_cli.training.trainer import Interrupted, Trainer
+from tests.harness import Watcher, assert_same, make_recipe, train
 
-from .harness import Watcher, assert_same, make_recipe, train
 from .test_resume import installed
 
 LIMIT = 5.0  # seconds

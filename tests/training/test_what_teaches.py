@@ -25,8 +25,6 @@ from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
 
-from .harness import write_model
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "group": {"delta.scope": "group"},
     "median": {"delta.centroid": "median"},
@@ -45,11 +43,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {name: {"method.preset": name} for name in PRESETS} | OPTIONS
 ALL = {"kl", "micro_batch_mean"}  # these look at every response
 SCORED = ALL | {"dapo_ft"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 PROMPTS = (9, 1, 5, 2)

@@ -22,8 +22,7 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.spec import RewardSpec
 from delta_cli.runs.folder import RunFolder
-
-from .harness import Watcher, train
+from tests.harness import Watcher, train
 
 
 @dataclass

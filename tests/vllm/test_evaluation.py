@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from delta_cli.cli import app
 from delta_cli.errors import UserError
-from tests.training.harness import make_recipe, train, write_model
+from tests.harness import make_recipe, train, write_model
 from tests.vllm.server import COMPLETIONS, install, serving
 
 

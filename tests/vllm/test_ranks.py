@@ -13,8 +13,8 @@ from backends.launch import torch_ranks
 from backends.vllm.sampler import seed_of
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.seeds import derive
+from tests.harness import write_model
 from tests.parallel.test_runs import ENVIRONMENT, KEYS, ROOT, assert_close, command
-from tests.training.harness import write_model
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, TestServer, serving
 
 Drawn = Counter[tuple[int, tuple[int, ...]]]

@@ -17,7 +17,7 @@ from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from delta_cli.data.tokenizer import Tokenizer
 from tests.conformance.oracle import cut_down
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
-from tests.training.harness import VOCABULARY, write_model
+from tests.harness import VOCABULARY, write_model
 
 PYTHON = os.environ.get("DELTA_VLLM_PYTHON")
 pytestmark = [
