@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from backends.interface import BackendError, LoraSettings
+from backends.interface import BackendError
+from backends.settings import Lora
 
 Array = NDArray[np.float32]
 
@@ -74,7 +75,7 @@ def place(path: str) -> tuple[int, str]:
 def write(
     folder: Path,
     adapters: Mapping[str, Adapter],
-    lora: LoraSettings,
+    lora: Lora,
     depth: int,
     base: str,
     peft_prefix: str = "",
@@ -146,7 +147,7 @@ def _download(name: str) -> Path:
         raise BackendError(f"adapter '{name}' is no folder here and cannot be had from the hub: {reason}") from error
 
 
-def read(name: str, lora: LoraSettings) -> dict[tuple[int, str], Adapter]:
+def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
     """The adapters in a folder or on the hub, of PEFT's format or mlx-lm's, by layer and path inside of it.
 
     Raises BackendError where they are none that ``lora`` describes, or hold more than adapters of projections.

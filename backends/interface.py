@@ -19,7 +19,7 @@ process's: its rows, its features, its share of the gradient. ``step`` alone joi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -32,73 +32,6 @@ from backends.arrays import Ids as Ids
 from backends.errors import BackendError as BackendError
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
-
-# none: every process holds all; optimizer: gradients and moments are split; full: the weights as well;
-# auto: none for models that are small enough, else full
-Sharding = Literal["auto", "none", "optimizer", "full"]
-
-
-# ------------------------------------------------------------------------------------ settings
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Low-rank adapters: ``W + scale · B·A`` on the named projections of the last ``layers``.
-
-    With ``dora`` each row of that sum has a trained length m, of W at first: ``m · row / ‖row‖``, without a gradient
-    through the norm (arXiv 2402.09353, equation 5 and section 4.3).
-    """
-
-    rank: int = 16
-    scale: float = 2.0  # alpha / rank in PEFT's terms
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    layers: int | None = None  # None: every layer; otherwise that many, counted from the last
-    adapter: str | None = None  # a folder or hub name of adapters to start from, in PEFT's format or mlx-lm's
-    dora: bool = False
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with decoupled weight decay and bias-corrected moments.
-
-    ``moments`` is how these are stored between updates, ``int8`` with a float32 scale for each block of
-    256. ``offload`` keeps them in host memory, where those of a processor are anyway. A backend that
-    cannot, or whose device and host share one memory, refuses.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    max_grad_norm: float = 1.0  # 0: the gradient is not clipped
-    moments: Literal["float32", "int8"] = "float32"
-    offload: bool = False
-
-    def clipping(self, norm: float) -> float:
-        """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""
-        return self.max_grad_norm / norm if 0 < self.max_grad_norm < norm else 1.0
-
-
-@dataclass(frozen=True)
-class BackendSettings:
-    """Everything a backend needs to know before it loads a model."""
-
-    model: str  # a model folder, or a name on the Hugging Face hub
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the compute; master weights are float32
-    lora: LoraSettings | None = None
-    load_in_4bit: bool = False  # quantise the base as it is loaded; with adapters only
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    gradient_checkpointing: bool = False
-    keep_reference: bool = False  # hold what reference() needs
-    rollout_batch: int = 512  # responses generated at a time
-    micro_batch_tokens: int = 16384  # of one forward, padding included, at most (one sequence may exceed it)
-    head_chunk_tokens: int = 512  # tokens whose logits exist at a time
-    feature_bytes: int = 8 * 2**30  # token features kept on the device, at most
-    feature_host_bytes: int = 64 * 2**30  # and beyond them in host memory; the rest is computed anew
-    seed: int = 0  # for what is initialised at random (adapters)
-    sharding: Sharding = "auto"  # what of the learner is split over the processes
-    frozen: bool = False  # nothing is trained, only drawn from and scored: quantised weights need no adapters then
-    threads: int | None = None  # None: the backend's choice
 
 
 # ------------------------------------------------------------------------------------- records

@@ -13,7 +13,6 @@ import numpy as np
 from backends.errors import out_of_step, outdated_features, too_long
 from backends.interface import (
     BackendError,
-    BackendSettings,
     Completions,
     Floats,
     Ids,
@@ -26,6 +25,7 @@ from backends.interface import (
     Sequences,
     Weights,
 )
+from backends.settings import BackendSettings
 
 Result = TypeVar("Result")
 
@@ -134,7 +134,7 @@ class LocalEngine(ABC):
         self.version = 0
         self.threads: int | None = None
         self.parameters = self.trainable = self.vocabulary = 0
-        self.recovery = Recovery(settings.micro_batch_tokens, is_out_of_memory, release)
+        self.recovery = Recovery(settings.memory.micro_batch_tokens, is_out_of_memory, release)
 
     @property
     def interrupt(self) -> Callable[[], None]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.collective import SOLO
-from backends.interface import BackendError, BackendSettings, Collective, Engine
+from backends.interface import BackendError, Collective, Engine
 from backends.process import rank_and_size
+from backends.settings import BackendSettings
 
 if TYPE_CHECKING:
     from backends.vllm import Launch, VllmSampler, VllmSettings

@@ -37,7 +37,8 @@ PROMPTS, RESPONSES, VOCABULARY = 8, 64, 512
 def mlx_update(prompt: int, length: int) -> dict[str, float]:
     """Median seconds of an update, the norm of its gradient, and the most memory; what both checkouts know is used."""
     from backends import registry
-    from backends.interface import BackendSettings, Floats, Ids, Sequences
+    from backends.interface import Floats, Ids, Sequences
+    from backends.settings import BackendSettings
     from delta_cli.assets.random_model import write_qwen3
 
     rng = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def mlx_update(prompt: int, length: int) -> dict[str, float]:
     with TemporaryDirectory() as folder:
         shape = {"hidden": 128, "layers": 4, "heads": 2, "kv_heads": 1, "head_dim": 64, "intermediate": 384}
         write_qwen3(Path(folder) / "model", vocab_size=VOCABULARY, **shape)
-        engine = registry.create("mlx", BackendSettings(str(Path(folder) / "model"), gradient_checkpointing=True))
+        engine = registry.create("mlx", BackendSettings.of(str(Path(folder) / "model"), gradient_checkpointing=True))
         seconds, norms = [], []
         for _ in range(4):
             start = time.perf_counter()

@@ -21,18 +21,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from backends import registry
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Engine,
-    Floats,
-    Ids,
-    OptimizerSettings,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-    starts_of,
-)
+from backends.interface import BackendError, Engine, Floats, Ids, RolloutRequest, Sampling, Sequences, starts_of
+from backends.settings import BackendSettings, Optimizer
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data import prompt_order, tasks
 from delta_cli.data.problem import Problem
@@ -173,8 +163,8 @@ def make(folder: Path, backend_name: str, plan: Plan) -> float:
             eos_id=tokenizer.eos_ids[0],
             seed=plan.seed,
         )
-        optimizer = OptimizerSettings(beta2=0.99, weight_decay=0.01)
-        engine = registry.create(backend_name, BackendSettings(str(start), optimizer=optimizer))
+        optimizer = Optimizer(beta2=0.99, weight_decay=0.01)
+        engine = registry.create(backend_name, BackendSettings.of(str(start), optimizer=optimizer))
         try:
             accuracy = train(engine, tokenizer, plan)
             folder.mkdir(parents=True, exist_ok=True)

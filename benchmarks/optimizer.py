@@ -19,15 +19,15 @@ import torch
 from common import interleaved, median_ratio, show, write
 from torch import Tensor, nn
 
-from backends.interface import OptimizerSettings
-from backends.torch.optimizer import Optimizer
+from backends.settings import Optimizer
+from backends.torch.optimizer import TorchAdamW
 from backends.torch.sharding import ALONE
 
 WAYS = {
-    "float32": OptimizerSettings(),
-    "float32, offloaded": OptimizerSettings(offload=True),
-    "int8": OptimizerSettings(moments="int8"),
-    "int8, offloaded": OptimizerSettings(moments="int8", offload=True),
+    "float32": Optimizer(),
+    "float32, offloaded": Optimizer(offload=True),
+    "int8": Optimizer(moments="int8"),
+    "int8, offloaded": Optimizer(moments="int8", offload=True),
 }
 
 
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         name: torch.randn(weight.shape, generator=generator, device=args.device).mul_(1e-4)
         for name, weight in weights.items()
     }
-    optimizers = {name: Optimizer(weights, settings, ALONE) for name, settings in WAYS.items()}
+    optimizers = {name: TorchAdamW(weights, settings, ALONE) for name, settings in WAYS.items()}
     ways = {name: partial(update, optimizer, gradients) for name, optimizer in optimizers.items()}
     seconds = interleaved(ways, args.rounds)
     return [

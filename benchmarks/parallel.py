@@ -28,18 +28,10 @@ import numpy as np
 from common import show, write
 
 from backends.collective import SOLO
-from backends.interface import (
-    BackendSettings,
-    Collective,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-    Sharding,
-    starts_of,
-)
+from backends.interface import Collective, Proxy, RolloutRequest, Sampling, Sequences, starts_of
 from backends.launch import torch_ranks
 from backends.process import rank_and_size
+from backends.settings import BackendSettings, Sharding
 from delta_cli.assets.random_model import write_qwen3
 
 SHAPES = {
@@ -93,7 +85,7 @@ def work(model: Path, sharding: Sharding, threads: int, steps: int) -> None:
     torch.set_num_threads(threads)
     imports = resident()
     ranks = join("cpu") if rank_and_size()[1] > 1 else SOLO
-    engine: Any = create(BackendSettings(str(model), sharding=sharding, micro_batch_tokens=2048), "cpu", ranks)
+    engine: Any = create(BackendSettings.of(str(model), sharding=sharding, micro_batch_tokens=2048), "cpu", ranks)
     everything = batch(engine.vocabulary)
     seconds = [step(engine, ranks, everything) for _ in range(steps)]
     gc.collect()

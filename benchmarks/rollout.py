@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Generat
 from transformers.generation.continuous_batching.requests import RequestState
 from workload import Workload
 
-from backends.interface import BackendSettings, Engine, Ids, RolloutRequest, Sampling
+from backends.interface import Engine, Ids, RolloutRequest, Sampling
+from backends.settings import BackendSettings
 from backends.torch import create
 
 SPREADS = (1, 16)  # the longest response has so many times the tokens of the shortest
@@ -95,7 +96,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = [rng.integers(workload.vocabulary, size=args.prompt) for _ in range(args.prompts)]
     with TemporaryDirectory() as scratch:
         folder = workload.write(Path(scratch))
-        backend = create(BackendSettings(model=str(folder), rollout_batch=args.slots), "cpu")
+        backend = create(BackendSettings.of(str(folder), rollout_batch=args.slots), "cpu")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     results = []
     for spread in SPREADS:

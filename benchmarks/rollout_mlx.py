@@ -26,9 +26,10 @@ from common import interleaved, show, write
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 
-from backends.interface import BackendSettings, Ids, RolloutRequest, Sampling
+from backends.interface import Ids, RolloutRequest, Sampling
 from backends.mlx import create
 from backends.mlx.backend import MlxEngine
+from backends.settings import BackendSettings
 from delta_cli.assets.random_model import write_qwen3
 
 STOPS = tuple(range(8))  # of random weights: long and short responses, so that rows leave and enter
@@ -120,7 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as scratch:
         model = args.model or random_model(Path(scratch) / "model")
-        backend = create(BackendSettings(model=model, dtype=args.dtype, rollout_batch=args.batch), "mlx")
+        backend = create(BackendSettings.of(model, dtype=args.dtype, rollout_batch=args.batch), "mlx")
         assert isinstance(backend, MlxEngine)
         prompts = random_prompts(args.prompts, args.prompt_length)
         results = [measure(backend, prompts, args, samples) for samples in args.samples]

@@ -56,7 +56,8 @@ def ours(
     tokenizer = Tokenizer.load(str(model))
     tokenizer.eos_ids = ()
     grader = stack.enter_context(make_grader(recipe))
-    engine = registry.create("mlx", replace(backend_settings(recipe), gradient_checkpointing=checkpointing))
+    settings = backend_settings(recipe)
+    engine = registry.create("mlx", replace(settings, model=settings.model.but(gradient_checkpointing=checkpointing)))
     stack.callback(engine.close)
     return Steps(workload, RolloutWorker(engine, tokenizer, grader, "plain"), Updater(recipe, engine))
 

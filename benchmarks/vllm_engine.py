@@ -41,7 +41,8 @@ from make_tiny_base import write_tokenizer
 from wide_heads import write_wide
 
 from backends import registry
-from backends.interface import BackendSettings, Ids, RolloutRequest, Sampler, Sampling, Weights
+from backends.interface import Ids, RolloutRequest, Sampler, Sampling, Weights
+from backends.settings import BackendSettings
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from backends.vllm.folder import untie
 from delta_cli.assets import model_path
@@ -100,7 +101,7 @@ def speed(options: argparse.Namespace) -> Results:
     """Tokens a second of the three ways in each round."""
     model = write_base(options.keep / "speed-model", options.hidden, options.layers)
     prompts = tuple(np.random.default_rng(0).integers(1, 250, size=64) for _ in range(options.prompts))
-    trainer = registry.create("cpu", BackendSettings(model=str(model), rollout_batch=options.concurrency))
+    trainer = registry.create("cpu", BackendSettings.of(str(model), rollout_batch=options.concurrency))
 
     def through(draws: Sampler) -> Draw:
         sampling = Sampling(options.tokens, (), samples=options.samples)

@@ -15,17 +15,8 @@ import argparse
 import numpy as np
 
 from backends import registry
-from backends.interface import (
-    BackendSettings,
-    Learner,
-    OptimizerSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-    starts_of,
-    token_index,
-)
+from backends.interface import Learner, Proxy, RolloutRequest, Sampling, Sequences, starts_of, token_index
+from backends.settings import BackendSettings, Optimizer
 from delta_cli.assets import model_path
 from delta_cli.credit import MiniBatch, Surrogate, group_advantages, method, token_coefficients
 from delta_cli.data import tasks
@@ -36,7 +27,7 @@ from delta_cli.rewards.math.verdict import math_reward
 PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # G a step, responses to each, tokens of the longest
 MINI_BATCHES = 4  # updates on each batch
 LEARNING_RATE = 5e-4  # for a model this small; 1e-6 is usual for large ones
-OPTIMIZER = OptimizerSettings(beta2=0.95, weight_decay=0.0)
+OPTIMIZER = Optimizer(beta2=0.95, weight_decay=0.0)
 
 
 def draw(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem], seed: int) -> Sequences:
@@ -92,7 +83,7 @@ def main(steps: int, backend: str) -> list[float]:
     """Train the model that ships with the package; the accuracy of each step."""
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
-    learner = registry.create(backend, BackendSettings(model=model, optimizer=OPTIMIZER))
+    learner = registry.create(backend, BackendSettings.of(model, optimizer=OPTIMIZER))
     problems = tasks.problems(tasks.TaskSpec(), 5000, seed=0, split="train")
     rng = np.random.default_rng(0)
     accuracies = []

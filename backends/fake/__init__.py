@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from backends.collective import SOLO
 from backends.fake.backend import FakeEngine
-from backends.interface import BackendError, BackendSettings, Collective, Engine
+from backends.interface import BackendError, Collective, Engine
+from backends.settings import BackendSettings
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:

@@ -17,7 +17,6 @@ from backends.fake.qwen3 import Back, Qwen3, Weights
 from backends.fake.sampling import Response, generate, log_softmax
 from backends.interface import (
     BackendError,
-    BackendSettings,
     Completions,
     Floats,
     Ids,
@@ -32,6 +31,7 @@ from backends.interface import (
 )
 from backends.local_engine import LocalEngine
 from backends.process import peak_resident
+from backends.settings import BackendSettings
 from backends.weights import refuse_nonfinite
 
 STATE = "state.safetensors"
@@ -65,11 +65,11 @@ class FakeEngine(LocalEngine):
     """A Qwen3 model that is trained whole, in float64; see ``backends.interface.Engine``."""
 
     def __init__(self, settings: BackendSettings, name: str) -> None:
-        if settings.lora is not None:
+        if settings.model.lora is not None:
             raise BackendError("model.lora: the fake backend trains whole models; choose --backend cpu or mlx for LoRA")
-        if settings.dtype != "float32":
+        if settings.model.dtype != "float32":
             raise BackendError(
-                f"model.dtype: the fake backend computes in float64 and cannot mimic {settings.dtype}; "
+                f"model.dtype: the fake backend computes in float64 and cannot mimic {settings.model.dtype}; "
                 "set float32 or choose --backend cpu or mlx"
             )
         if settings.optimizer.moments != "float32":
@@ -78,7 +78,7 @@ class FakeEngine(LocalEngine):
                 "set float32 or choose --backend cpu"
             )
         super().__init__(settings, name)
-        self.model = Qwen3(*model_folder.read(settings.model))
+        self.model = Qwen3(*model_folder.read(settings.model.path))
         self.optimizer = AdamW(settings.optimizer, self.model.weights)
         self.parameters = self.trainable = sum(weight.size for weight in self.model.weights.values())
         self.vocabulary = len(self.model.weights[self.model.head])
@@ -116,7 +116,7 @@ class FakeEngine(LocalEngine):
         count = len(sequences.tokens)
         logprobs, entropies = np.zeros(count), np.zeros(count)
         vectors = np.zeros((count, self.model.config.hidden if proxy else 0))
-        for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+        for batch in micro_batches(sequences, self.settings.memory.micro_batch_tokens):
             self.interrupt()
             flat = token_index(sequences.starts, batch.rows)
             states, _ = self._states(batch)
@@ -156,8 +156,8 @@ class FakeEngine(LocalEngine):
     def _head(self, states: Doubles, temperature: float) -> Iterator[tuple[slice, Doubles]]:
         """The head in chunks: which of the states, and their log-probabilities [c, V]."""
         rows = self.model.weights[self.model.head]
-        for first in range(0, len(states), self.settings.head_chunk_tokens):
-            part = slice(first, first + self.settings.head_chunk_tokens)
+        for first in range(0, len(states), self.settings.memory.head_chunk_tokens):
+            part = slice(first, first + self.settings.memory.head_chunk_tokens)
             yield part, log_softmax(states[part] @ rows.T / temperature)
 
     def _vectors(self, proxy: Proxy, h: Doubles, logp: Doubles, y: Ids) -> Doubles:
@@ -184,7 +184,7 @@ class FakeEngine(LocalEngine):
 
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         total = 0.0
-        for batch in micro_batches(sequences, self.settings.micro_batch_tokens):
+        for batch in micro_batches(sequences, self.settings.memory.micro_batch_tokens):
             self.interrupt()
             states, back = self._states(batch)
             logp = np.zeros(len(batch.targets))
@@ -242,7 +242,7 @@ class FakeEngine(LocalEngine):
                 found = stored.get(f"{kind}.{name}")
                 if found is None or found.shape != array.shape or "steps" not in stored:
                     raise BackendError(
-                        f"{path}: {kind}.{name} does not fit {self.settings.model}; resume with the model it was "
+                        f"{path}: {kind}.{name} does not fit {self.settings.model.path}; resume with the model it was "
                         "saved from"
                     )
                 array[:] = found
@@ -251,7 +251,7 @@ class FakeEngine(LocalEngine):
         self._drop_gradient()
 
     def export(self, folder: Path) -> None:
-        model_folder.write(self.settings.model, folder, self.model.weights)
+        model_folder.write(self.settings.model.path, folder, self.model.weights)
 
     # ---------------------------------------------------------------------------------- rest
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from backends.fake.qwen3 import Weights
-from backends.interface import OptimizerSettings
+from backends.settings import Optimizer
 
 
 class AdamW:
@@ -16,7 +16,7 @@ class AdamW:
     Its moments are in host memory as they are, so ``offload`` changes nothing.
     """
 
-    def __init__(self, settings: OptimizerSettings, weights: Weights) -> None:
+    def __init__(self, settings: Optimizer, weights: Weights) -> None:
         self.settings = settings
         self.steps = 0
         self.mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
@@ -32,7 +32,7 @@ class AdamW:
         if not math.isfinite(norm):
             return norm
         self.steps += 1
-        factor = scale * settings.clipping(norm)
+        factor = scale * settings.clip_factor(norm)
         bias1, bias2 = 1 - settings.beta1**self.steps, 1 - settings.beta2**self.steps
         for name, weight in weights.items():
             grad, mean, square = factor * grads[name], self.mean[name], self.square[name]

@@ -7,14 +7,15 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from backends.collective import SOLO
-from backends.interface import BackendError, BackendSettings, Collective, Engine
+from backends.interface import BackendError, Collective, Engine
+from backends.settings import BackendSettings
 
 SUPPORTED = (0, 32)  # of mlx and mlx-lm alike: the batch generator's interface changes between minor versions
 CATCHABLE = (0, 32, 2)  # of mlx: before it, a failure of Metal ended the process instead of raising an error
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
-    """Load ``settings.model`` through mlx-lm.
+    """Load ``settings.model.path`` through mlx-lm.
 
     Raises BackendError where MLX is missing, of another version or without Metal on a Mac, and
     where the model cannot be loaded or trained as the settings ask.

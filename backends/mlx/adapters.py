@@ -13,8 +13,9 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backends import adapter_folder
 from backends.adapter_folder import Adapter
-from backends.interface import BackendError, LoraSettings
+from backends.interface import BackendError
 from backends.mlx.model import Policy
+from backends.settings import Lora
 
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
 _NAMES = ("lora_a", "lora_b", "m")  # the parts of an Adapter, transposed
@@ -22,12 +23,13 @@ _NAMES = ("lora_a", "lora_b", "m")  # the parts of an Adapter, transposed
 _PEFT_PREFIX, _ALONE = "model.language_model.", {"qwen3_5": "model.", "qwen3_5_moe": "model."}
 
 
-def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
+def attach(policy: Policy, settings: Lora, start: str | None, seed: int) -> None:
     """Freeze the model and put float32 adapters on the named projections of its last layers.
 
-    A starts uniform in ±1/√(input size), a function of ``seed`` alone, and B zero, so that the
-    policy starts as the base; or both are those of ``settings.adapter``. Raises BackendError where a target is in no
-    layer, there are too few layers, the adapters to start from do not fit, or DoRA cannot be had.
+    They start from the adapters in the folder or hub repository ``start``; without one A is uniform in
+    ±1/√(input size), a function of ``seed`` alone, and B is zero, so that the policy starts as the base. Raises
+    BackendError if a target is in no layer, there are too few layers, the adapters to start from do not fit, or DoRA
+    cannot be had.
     """
     policy.model.freeze()
     layers = policy.text.layers
@@ -52,8 +54,8 @@ def attach(policy: Policy, settings: LoraSettings, seed: int) -> None:
     if settings.dora:
         _check_bits([module for layer in layers for path, module in layer.named_modules() if path in keys])
     linear_to_lora_layers(policy.text, _count(policy, settings), parameters, use_dora=settings.dora)
-    if settings.adapter:
-        _start_from(settings.adapter, policy, settings)
+    if start:
+        _start_from(start, policy, settings)
     for path, module in lora_modules(policy.model) if settings.dora else ():
         module.__class__ = _Scaled
         if not mx.all(module.m).item():
@@ -125,7 +127,7 @@ def renew(policy: Policy) -> None:
             module.renew()
 
 
-def _start_from(name: str, policy: Policy, settings: LoraSettings) -> None:
+def _start_from(name: str, policy: Policy, settings: Lora) -> None:
     modules = dict(lora_modules(policy.model))
     shapes = {path: (module.lora_b.shape[1], module.lora_a.shape[0]) for path, module in modules.items()}
     for path, adapter in adapter_folder.fit(name, adapter_folder.read(name, settings), shapes).items():
@@ -138,7 +140,7 @@ def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(path, module) for path, module in model.named_modules() if "lora_a" in module]
 
 
-def save(policy: Policy, settings: LoraSettings, folder: Path, base: str) -> None:
+def save(policy: Policy, settings: Lora, folder: Path, base: str) -> None:
     """Write adapters of the model ``base`` that mlx-lm loads with ``adapter_path``, PEFT with ``from_pretrained``."""
     found = {
         path: Adapter(*(np.array(module[key].astype(mx.float32)).T for key in _NAMES if key in module))
@@ -148,5 +150,5 @@ def save(policy: Policy, settings: LoraSettings, folder: Path, base: str) -> Non
     adapter_folder.write(folder, found, settings, len(policy.text.layers), base, prefix)
 
 
-def _count(policy: Policy, settings: LoraSettings) -> int:
+def _count(policy: Policy, settings: Lora) -> int:
     return len(policy.text.layers) if settings.layers is None else settings.layers

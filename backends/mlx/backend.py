@@ -16,7 +16,6 @@ from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_ba
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
-    BackendSettings,
     Collective,
     Completions,
     Floats,
@@ -42,6 +41,7 @@ from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import Rollout
 from backends.mlx.self_check import check_generator
 from backends.mlx.sharing import call, shares
+from backends.settings import BackendSettings
 
 Batch = PaddedBatch | SharedBatch
 Chunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
@@ -53,39 +53,40 @@ BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are r
 class MlxEngine(LocalEngine):
     """Rollout, log-probabilities and gradients of one mlx-lm model; see ``backends.interface.Engine``.
 
-    The model computes in ``settings.dtype``; the optimizer holds what is trained in float32, and
+    The model computes in ``settings.model.dtype``; the optimizer holds what is trained in float32, and
     after a step the model gets the rounded copy.
     """
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, exhausted, mx.clear_cache)
         self._rollout_batch = settings.rollout_batch  # shrinks where memory does not suffice
-        if settings.sharding not in ("auto", "none") and collective.size > 1:
+        if settings.parallel.sharding not in ("auto", "none") and collective.size > 1:
             raise BackendError(
-                f'parallel.sharding = "{settings.sharding}": the mlx backend holds the whole model on every Mac; '
+                f'parallel.sharding = "{settings.parallel.sharding}": the mlx backend holds the whole model on every '
+                "Mac; "
                 'set it to "none", and where that does not fit train adapters with [model.lora]'
             )
         self.collective = collective
-        self.dtype = getattr(mx, settings.dtype)
-        self.policy = load(settings.model, settings.load_in_4bit)
+        self.dtype = getattr(mx, settings.model.dtype)
+        self.policy = load(settings.model.path, settings.model.load_in_4bit)
         self.model = self.policy.model
         self.vocabulary = self.policy.vocabulary
         self.parameters = int(get_total_parameters(self.model))
-        if settings.dtype == "float16" and not (settings.lora or settings.frozen):
+        if settings.model.dtype == "float16" and not (settings.model.lora or settings.frozen):
             raise BackendError(
                 'model.dtype = "float16" is for adapters, whose gradients are float32: those of whole models could '
                 'overflow; add [model.lora], or choose "float32" or "bfloat16"'
             )
         self._look()
-        if settings.lora:
+        if settings.model.lora:
             self.policy.cast(self.dtype)
-            adapters.attach(self.policy, settings.lora, settings.seed)
+            adapters.attach(self.policy, settings.model.lora, settings.model.adapter, settings.seed)
         elif settings.frozen:
             self.policy.cast(self.dtype)
             self.model.freeze()
         elif self.policy.quantised:
             raise BackendError(
-                f"the weights of {settings.model} are quantised and cannot be trained themselves; "
+                f"the weights of {settings.model.path} are quantised and cannot be trained themselves; "
                 "add [model.lora] to train adapters on them"
             )
         else:
@@ -103,8 +104,8 @@ class MlxEngine(LocalEngine):
 
         ``mx.checkpoint`` knows of no gradient through what its function has from elsewhere, as a response's keys are.
         """
-        self._by_layer = self.settings.gradient_checkpointing and is_chain(self.model, self.policy)
-        self.shares = (self._by_layer or not self.settings.gradient_checkpointing) and shares(self.policy)
+        self._by_layer = self.settings.model.gradient_checkpointing and is_chain(self.model, self.policy)
+        self.shares = (self._by_layer or not self.settings.model.gradient_checkpointing) and shares(self.policy)
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
@@ -151,11 +152,11 @@ class MlxEngine(LocalEngine):
         return Scores(logps, entropies, MlxFeatures(store, scale.astype(np.float64)))
 
     def _collector(self, request: RolloutRequest) -> Collector:
-        budgets = self.settings.feature_bytes, self.settings.feature_host_bytes
+        budgets = self.settings.memory.feature_bytes, self.settings.memory.feature_host_bytes
         return Collector(self.policy.head().width, self.dtype, budgets)
 
     def _store(self, head: Head, sequences: Sequences, proxy: Proxy) -> FeatureStore:
-        budgets = self.settings.feature_bytes, self.settings.feature_host_bytes
+        budgets = self.settings.memory.feature_bytes, self.settings.memory.feature_host_bytes
         return FeatureStore(head.width, self.dtype, budgets, self.recompute(sequences, proxy))
 
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, mx.array]]:
@@ -183,7 +184,7 @@ class MlxEngine(LocalEngine):
             yield token_index(sequences.starts, batch.rows), hidden, batch.targets
 
     def _parts(self, positions: Ids, hidden: mx.array, targets: Ids) -> Iterator[Chunk]:
-        for part in chunks(len(positions), self.settings.head_chunk_tokens):
+        for part in chunks(len(positions), self.settings.memory.head_chunk_tokens):
             yield positions[part], hidden[part], mx.array(targets[part])
 
     def _reference(self, sequences: Sequences) -> Floats:
@@ -229,9 +230,9 @@ class MlxEngine(LocalEngine):
     def export(self, folder: Path) -> None:
         """Write a model folder, see ``export.export``; with adapters also ``adapter/``."""
         if self.collective.rank == 0:
-            export(self.policy, folder, self.settings.dtype)
-            if self.settings.lora:
-                adapters.save(self.policy, self.settings.lora, folder / "adapter", self.settings.model)
+            export(self.policy, folder, self.settings.model.dtype)
+            if self.settings.model.lora:
+                adapters.save(self.policy, self.settings.model.lora, folder / "adapter", self.settings.model.path)
         self.collective.barrier()
 
     def peak_memory(self) -> int:
@@ -254,7 +255,7 @@ class MlxEngine(LocalEngine):
 
     def _hand_over(self) -> None:
         """Give the model the master weights: adapters in float32, others in the type of the compute."""
-        dtype = mx.float32 if self.settings.lora else self.dtype
+        dtype = mx.float32 if self.settings.model.lora else self.dtype
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
         self.model.update(tree_unflatten(weights))
         mx.eval(self.model.parameters())
@@ -297,7 +298,7 @@ class MlxEngine(LocalEngine):
         the trace, which keeps every intermediate array.
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
-        targets, size = mx.array(batch.targets), self.settings.head_chunk_tokens
+        targets, size = mx.array(batch.targets), self.settings.memory.head_chunk_tokens
         most = sys.maxsize if getattr(objective, "together", False) else size
         loss, scale = 0.0, 1.0
 
@@ -349,7 +350,7 @@ class MlxEngine(LocalEngine):
         self, batch: Batch, at_head: Callable[[mx.array], mx.array]
     ) -> Iterator[Mapping[str, mx.array]]:
         """The trunk's gradient in one trace."""
-        layers = self.policy.text.layers if self.settings.gradient_checkpointing else []
+        layers = self.policy.text.layers if self.settings.model.gradient_checkpointing else []
         trained = self.model.trainable_parameters()
         with checkpointed(layers):
             ahead = at_head(self._hidden(batch)) if layers else None

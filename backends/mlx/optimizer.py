@@ -11,9 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from backends.collective import SOLO, from_first
-from backends.interface import BackendError, Collective, OptimizerSettings
+from backends.interface import BackendError, Collective
 from backends.mlx.collective import MlxCollective
 from backends.mlx.model import nonfinite
+from backends.settings import Optimizer
 from backends.weights import refuse_nonfinite
 
 Arrays = dict[str, mx.array]
@@ -34,7 +35,7 @@ class AdamW:
     def __init__(
         self,
         weights: Mapping[str, mx.array],
-        settings: OptimizerSettings,
+        settings: Optimizer,
         collective: Collective = SOLO,
     ) -> None:
         if settings.offload:
@@ -79,7 +80,7 @@ class AdamW:
         norm = abs(scale) * math.sqrt(total)
         if not math.isfinite(norm):
             return norm
-        factor = scale * self.settings.clipping(norm)
+        factor = scale * self.settings.clip_factor(norm)
         self.steps += 1
         pending: list[str] = []
         for name in list(gradient):

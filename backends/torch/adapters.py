@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from backends import adapter_folder
-from backends.interface import BackendError, LoraSettings
+from backends.interface import BackendError
+from backends.settings import Lora
 from backends.torch.four_bits import unpacked
 
 NAME = "default"  # PEFT's, of the one adapter that a model has
 
 
-def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
-    """Inject LoRA adapters into ``causal``, float32, B = 0 or those of ``lora.adapter``; returns PEFT's wrapper of it.
+def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
+    """Inject float32 LoRA adapters into ``causal`` and return PEFT's wrapper of it.
 
-    Raises BackendError where a target is in no layer, there are too few layers, or other libraries could not open
-    the adapters, or those to start from do not fit.
+    They start from the adapters in the folder or hub repository ``start``; without one, B = 0. Raises BackendError if
+    a target is in no layer, there are too few layers, other libraries could not open the adapters, or those to start
+    from do not fit.
     """
     import peft
 
@@ -35,7 +37,7 @@ def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
             f"lora target '{missing[0]}' is no projection of this model; it has {', '.join(sorted(names))}{also}"
         )
     depth = causal.config.num_hidden_layers
-    if lora.layers is not None and not 0 < lora.layers <= depth:
+    if lora.layers is not None and lora.layers > depth:
         raise BackendError(f"lora layers = {lora.layers}, but the model has {depth}; choose 1 to {depth}")
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
@@ -56,8 +58,8 @@ def attach(causal: Any, lora: LoraSettings, seed: int) -> Any:
             f"[model.lora] would put an adapter on '{strange[0]}', which mlx-lm calls otherwise, so that it would not "
             "open there; train the whole model, or choose another"
         )
-    if lora.adapter:
-        _start_from(lora.adapter, adapted, lora)
+    if start:
+        _start_from(start, adapted, lora)
     if lora.dora:
         for name, module in adapted.items():
             module.lora_variant[NAME] = _Scaled
@@ -124,7 +126,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _start_from(name: str, adapted: dict[str, Any], lora: LoraSettings) -> None:
+def _start_from(name: str, adapted: dict[str, Any], lora: Lora) -> None:
     shapes = {path: (module.out_features, module.in_features) for path, module in adapted.items()}
     for path, adapter in adapter_folder.fit(name, adapter_folder.read(name, lora), shapes).items():
         module = adapted[path]

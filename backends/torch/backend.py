@@ -15,7 +15,6 @@ from backends.batching import PackedBatch, packed_batches, stretches
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
-    BackendSettings,
     Collective,
     Completions,
     Engine,
@@ -31,6 +30,7 @@ from backends.interface import (
 )
 from backends.local_engine import LocalEngine
 from backends.process import default_threads, peak_resident
+from backends.settings import BackendSettings
 from backends.torch import adapters
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
@@ -39,7 +39,7 @@ from backends.torch.four_bits import numbers
 from backends.torch.head import Head
 from backends.torch.memory import out_of_memory
 from backends.torch.model import Policy, dense_gradient, load_policy
-from backends.torch.optimizer import Optimizer
+from backends.torch.optimizer import TorchAdamW
 from backends.torch.rollout import Rollout
 from backends.torch.sharding import FILLER, Parallel
 
@@ -64,7 +64,7 @@ class TorchEngine(LocalEngine):
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, out_of_memory, self._free_cache)
-        if settings.load_in_4bit and collective.size > 1:
+        if settings.model.load_in_4bit and collective.size > 1:
             raise BackendError(
                 "model.load_in_4bit: adapters on a base of 4 bits train in one process on this backend; set "
                 "parallel.processes = 1, or leave the base as it is"
@@ -75,11 +75,11 @@ class TorchEngine(LocalEngine):
         self._collective = collective
         # Before it is split over GPUs the whole model has room in host memory only.
         self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
-        self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.lora else None
+        self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
-        self._parallel = Parallel(collective, settings.sharding, self._device, self.trainable)
+        self._parallel = Parallel(collective, settings.parallel.sharding, self._device, self.trainable)
         if self._parallel.sharded and settings.optimizer.moments == "int8":
             raise BackendError(
                 'update.moments = "int8": its blocks would depend on the number of processes where weights are split; '
@@ -89,11 +89,11 @@ class TorchEngine(LocalEngine):
         for policy in (self._policy, self._frozen):
             if policy is not None:
                 self._parallel.place(policy)
-        if settings.keep_reference and settings.lora and settings.lora.adapter:
+        if settings.keep_reference and settings.model.adapter:
             self._policy.remember()
         if name == "cpu" and not self._parallel.sharded:
             self._policy.embed_sparsely()
-        self._optimizer = Optimizer(dict(self._policy.trained()), settings.optimizer, self._parallel)
+        self._optimizer = TorchAdamW(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
 
     # ------------------------------------------------------------------------------- generating
@@ -111,7 +111,7 @@ class TorchEngine(LocalEngine):
             slots=self.settings.rollout_batch,
             cache_token_limit=self._cache_token_limit,
             prefill_tokens=self.recovery.tokens,
-            head_chunk=self.settings.head_chunk_tokens,
+            head_chunk=self.settings.memory.head_chunk_tokens,
             version=self.version,
             collector=self._collector(request) if request.proxy else None,
         )
@@ -129,12 +129,12 @@ class TorchEngine(LocalEngine):
             self._free_cache()
 
     def _collector(self, request: RolloutRequest) -> Collector:
-        settings, policy = self.settings, self._policy
+        memory, policy = self.settings.memory, self._policy
         return Collector(
             policy.head_weight.shape[1],
             policy.dtype,
             self._device,
-            (settings.feature_bytes, settings.feature_host_bytes),
+            (memory.feature_bytes, memory.feature_host_bytes),
             len(request) * request.sampling.max_tokens,
         )
 
@@ -172,7 +172,7 @@ class TorchEngine(LocalEngine):
         at = token_index(sequences.starts, batch.rows)
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
-        head = policy.head(self.settings.head_chunk_tokens)
+        head = policy.head(self.settings.memory.head_chunk_tokens)
         parts = _parts(batch, head)
         found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy, parts=parts)
         assert found.entropies is not None
@@ -185,14 +185,14 @@ class TorchEngine(LocalEngine):
                 scores.features.put(at, found.hidden_gradients)
 
     def _allocate(self, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
-        policy, settings = self._policy, self.settings
+        policy, memory = self._policy, self.settings.memory
         try:
             return TorchFeatures.allocate(
                 len(sequences.tokens),
                 policy.head_weight.shape[1],
                 policy.dtype,
                 self._device,
-                (settings.feature_bytes, settings.feature_host_bytes),
+                (memory.feature_bytes, memory.feature_host_bytes),
                 self.recompute(sequences, proxy),
                 self._parallel.anywhere,
             )
@@ -201,7 +201,7 @@ class TorchEngine(LocalEngine):
                 raise
             raise BackendError(
                 f"out of memory for the features of {len(sequences.tokens)} tokens, with feature_bytes = "
-                f"{settings.feature_bytes} and feature_host_bytes = {settings.feature_host_bytes}; lower the first "
+                f"{memory.feature_bytes} and feature_host_bytes = {memory.feature_host_bytes}; lower the first "
                 "where the device is full, the second where the host is"
             ) from error
 
@@ -219,7 +219,7 @@ class TorchEngine(LocalEngine):
             chosen = torch.from_numpy(inside).to(self._device)
             rows = hidden[predicts[chosen]]
             if proxy.kind != "output_row":
-                head, temperature = self._policy.head(self.settings.head_chunk_tokens), sequences.temperature
+                head, temperature = self._policy.head(self.settings.memory.head_chunk_tokens), sequences.temperature
                 parts = _parts(batch, head) if len(inside) == len(at) else None  # of all: to the same bits
                 found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy, parts=parts)
                 assert found.hidden_gradients is not None
@@ -269,7 +269,7 @@ class TorchEngine(LocalEngine):
 
         The gradient of the head's own weight is added to it.
         """
-        head = self._policy.head(self.settings.head_chunk_tokens)
+        head = self._policy.head(self.settings.memory.head_chunk_tokens)
         whole = getattr(objective, "together", False)
         loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
         chunks = _parts(batch, head)
@@ -340,7 +340,7 @@ class TorchEngine(LocalEngine):
 
     def _write(self, inbox: Path) -> None:
         self._free_cache()  # which an engine on the same GPU may be about to need
-        lora = self.settings.lora
+        lora = self.settings.model.lora
         if lora is None or lora.dora:  # vLLM takes no adapters with magnitudes
             self.export(inbox)
             return

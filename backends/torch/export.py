@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backends import adapter_folder
 from backends.adapter_folder import Adapter
-from backends.interface import LoraSettings
+from backends.settings import Lora
 from backends.torch.adapters import NAME, merged, modules, whole
 from backends.torch.four_bits import unpacked
 from backends.torch.model import COMPANIONS, Policy
@@ -49,8 +49,11 @@ def export_adapters(policy: Policy, model: Path, adapters: dict[str, Tensor]) ->
     """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT, vLLM and mlx-lm."""
     folder = model / "adapter"
     config = policy.peft.peft_config[NAME]
-    lora = LoraSettings(
-        config.r, config.lora_alpha / config.r, tuple(config.target_modules), dora=bool(config.use_dora)
+    lora = Lora(
+        rank=config.r,
+        scale=config.lora_alpha / config.r,
+        targets=tuple(config.target_modules),
+        dora=bool(config.use_dora),
     )
     parts = [f"lora_{part}.{NAME}.weight" for part in ("A", "B", "magnitude_vector")][: 3 if lora.dora else 2]
     found = {

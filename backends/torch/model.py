@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
-from backends.interface import BackendError, BackendSettings, Sequences
+from backends.interface import BackendError, Sequences
+from backends.settings import BackendSettings
 from backends.torch import adapters, attention, four_bits
 from backends.torch.attention import Layout
 from backends.torch.head import Head
@@ -197,28 +198,27 @@ def dense_gradient(weight: Tensor | None) -> Tensor | None:
 
 def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
     """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
-    folder = _resolve(settings.model)
-    if settings.dtype == "float16":
+    model = settings.model
+    folder = _resolve(model.path)
+    if model.dtype == "float16":
         raise BackendError(
             'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
         )
-    dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-    stored = dtype if settings.lora else torch.float32  # what is trained is float32; a frozen base need not be
-    if settings.load_in_4bit and settings.lora is None and not settings.frozen:
-        raise BackendError("weights of 4 bits cannot be trained themselves; add [model.lora] to train adapters on them")
-    packing = four_bits.settings(dtype) if settings.load_in_4bit else None
-    policy = Policy(_read(folder, settings.model, stored, device, packing), folder, dtype)
-    if not Path(settings.model).expanduser().is_dir():
-        policy.causal.name_or_path = settings.model  # what adapters name as their base: not a cache of this machine
-    _check_trunk(policy, settings.model)
-    if settings.gradient_checkpointing:
+    dtype = torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+    stored = dtype if model.lora else torch.float32  # what is trained is float32; a frozen base need not be
+    packing = four_bits.settings(dtype) if model.load_in_4bit else None
+    policy = Policy(_read(folder, model.path, stored, device, packing), folder, dtype)
+    if not Path(model.path).expanduser().is_dir():
+        policy.causal.name_or_path = model.path  # what adapters name as their base: not a cache of this machine
+    _check_trunk(policy, model.path)
+    if model.gradient_checkpointing:
         causal = policy.causal  # older versions of transformers know the other name only
         enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     if settings.frozen:
         policy.causal.requires_grad_(False)
-    if settings.lora:
-        policy.peft = adapters.attach(policy.causal, settings.lora, settings.seed)
+    if model.lora:
+        policy.peft = adapters.attach(policy.causal, model.lora, model.adapter, settings.seed)
         four_bits.keep_differentiable(policy.causal)
     return policy
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from backends.interface import BackendError, OptimizerSettings
+from backends.interface import BackendError
+from backends.settings import Optimizer
 from backends.torch.memory import out_of_memory
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.state_file import Entry
@@ -130,7 +131,7 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, offl
 class Moments:
     """The moments of ``weights``, zero at first. Raises BackendError where memory does not suffice."""
 
-    def __init__(self, weights: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], settings: Optimizer) -> None:
         self._weights = weights
         self._device = next(iter(weights.values())).device
         self._offload = settings.offload

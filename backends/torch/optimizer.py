@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from backends.interface import BackendError, OptimizerSettings
+from backends.interface import BackendError
+from backends.settings import Optimizer
 from backends.torch import state_file
 from backends.torch.moments import MOMENTS, Moments, Piece
 from backends.torch.sharding import Parallel, local
@@ -20,10 +21,10 @@ from backends.torch.state_file import Entry, StoredState
 from backends.weights import refuse_nonfinite
 
 
-class Optimizer:
+class TorchAdamW:
     """AdamW with a global norm clip. ``weights`` are the trained ones by name, whole or this rank's rows of them."""
 
-    def __init__(self, weights: dict[str, nn.Parameter], settings: OptimizerSettings, parallel: Parallel) -> None:
+    def __init__(self, weights: dict[str, nn.Parameter], settings: Optimizer, parallel: Parallel) -> None:
         self.weights = weights
         self._settings = settings
         self._parallel = parallel
@@ -46,7 +47,7 @@ class Optimizer:
         self._parallel.sum_gradients(gradients.values())
         norm = abs(scale) * self._parallel.norm(gradients.values())
         if math.isfinite(norm):
-            factor = scale * self._settings.clipping(norm)
+            factor = scale * self._settings.clip_factor(norm)
             if factor != 1:
                 for gradient in gradients.values():
                     gradient.mul_(factor)

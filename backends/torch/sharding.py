@@ -22,7 +22,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
-from backends.interface import Collective, Sequences, Sharding
+from backends.interface import Collective, Sequences
+from backends.settings import Sharding
 from backends.torch.model import Policy
 
 Item = TypeVar("Item")

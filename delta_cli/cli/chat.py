@@ -64,7 +64,7 @@ def chat(
 
     reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
     recipe = reference.recipe
-    tokenizer = Tokenizer.load(reference.settings.model)
+    tokenizer = Tokenizer.load(reference.settings.model.path)
     if template is None and recipe is not None:
         template = template_of(recipe)
         tokenizer.chatting(recipe.data.system, recipe.data.thinking)

@@ -70,5 +70,5 @@ def open_engine(
     def on_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    opened = open_evaluator(engine, str(reference.settings.model), prompt + max_tokens, log, on_progress)
+    opened = open_evaluator(engine, str(reference.settings.model.path), prompt + max_tokens, log, on_progress)
     return stack.enter_context(opened), "vllm"

@@ -250,7 +250,7 @@ def _run(
 
     with ExitStack() as stack:
         stack.enter_context(grader)
-        tokenizer = Tokenizer.load(reference.settings.model).chatting(settings.system, settings.thinking)
+        tokenizer = Tokenizer.load(reference.settings.model.path).chatting(settings.system, settings.thinking)
         log = place.with_name(f"{place.name}-vllm.log")
         sampler, label = open_engine(reference, backend_name, drawing, settings.max_tokens, log, stack)
         folder = next(own_folder(place, reference.weights, label, settings, benchmarks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.interface import Sharding
+from backends.settings import Sharding
 
 SPLIT_ABOVE = 2 * 10**9  # trained parameters: the learner's own number, which only its framework's module has
 

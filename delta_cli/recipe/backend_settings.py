@@ -1,40 +1,19 @@
-"""What a backend needs of a recipe."""
+"""From a recipe to what its backend needs."""
 
-from __future__ import annotations
-
-from backends.interface import BackendSettings, LoraSettings, OptimizerSettings
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.recipe.models import Recipe
 
 
 def backend_settings(recipe: Recipe) -> BackendSettings:
-    """What a backend needs of a recipe."""
-    model, update = recipe.model, recipe.update
-    lora = None
-    if model.lora is not None:
-        lora = LoraSettings(adapter=model.adapter, **dict(model.lora))
+    """The settings of the recipe's learner. Its sections are passed whole: [update] is both optimizer and memory."""
     return BackendSettings(
-        model=model_path(model.path),
-        dtype=model.dtype,
-        lora=lora,
-        load_in_4bit=model.load_in_4bit,
-        optimizer=OptimizerSettings(
-            update.beta1,
-            update.beta2,
-            update.epsilon,
-            update.weight_decay,
-            update.max_grad_norm,
-            update.moments,
-            update.offload,
-        ),
-        gradient_checkpointing=model.gradient_checkpointing,
-        keep_reference=update.kl_coefficient > 0,
+        model=recipe.model.but(path=model_path(recipe.model.path)),
+        optimizer=recipe.update,
+        memory=recipe.update,
+        parallel=recipe.parallel,
         rollout_batch=recipe.rollout.batch,
-        micro_batch_tokens=update.micro_batch_tokens,
-        head_chunk_tokens=update.head_chunk_tokens,
-        feature_bytes=update.feature_bytes,
-        feature_host_bytes=update.feature_host_bytes,
         seed=recipe.run.seed,
-        sharding=recipe.parallel.sharding,
         threads=recipe.run.threads,
+        keep_reference=recipe.update.kl_coefficient > 0,
     )

@@ -6,6 +6,7 @@ from typing import Literal, Self, get_args
 
 from pydantic import model_validator
 
+from backends.settings import Section, key
 from delta_cli.credit.advantages import AdvantageKind
 from delta_cli.credit.coefficients import (
     CentroidKind,
@@ -24,7 +25,6 @@ from delta_cli.credit.methods import (
     Method,
     method,
 )
-from delta_cli.recipe.section import Section, key
 
 Preset = Literal[
     "reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta", "delta_group"

@@ -11,52 +11,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from backends.interface import Sharding
+from backends.settings import ROLLOUT_BATCH, MemoryBudget, Model, Optimizer, Parallel, Section, key
 from delta_cli.credit.methods import PRESET_CREDIT
 from delta_cli.recipe.method import Delta, MethodSection
 from delta_cli.recipe.reward import Reward, RewardTables, check_rewards, verifiers
-from delta_cli.recipe.section import Section, key
 
 ENGINE_CAP = 2.0  # update.importance_cap with an external engine
-
-
-class Lora(Section):
-    """Train low-rank adapters instead of the whole model."""
-
-    rank: int = key(16, "rank of the adapters", ge=1, le=1024)
-    scale: float = key(2.0, "factor on the adapters' product (alpha / rank)", gt=0, le=1024)
-    targets: tuple[str, ...] = key(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "names of the projections that get adapters",
-        min_length=1,
-        strict=False,
-    )
-    layers: int | None = key(None, "how many layers get adapters, counted from the last; absent: all", ge=1)
-    dora: bool = key(False, "train the length of each row of a weight apart from its direction (DoRA)")
-
-
-class Model(Section):
-    """The policy that is trained."""
-
-    path: str = key("tiny-base", 'model folder, name on the Hugging Face hub, or "tiny-base" (shipped)', min_length=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = key(
-        "float32", "type of the compute, master weights are float32; float16 is for adapters with mlx, on an M1"
-    )
-    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
-    lora: Lora | None = key(None, "train low-rank adapters; absent: the whole model")
-    adapter: str | None = key(None, "adapters of PEFT or mlx-lm to start from: a folder or hub name", min_length=1)
-    load_in_4bit: bool = key(False, "quantise the base to 4 bits as it is loaded; needs [model.lora]")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.lora is None and (name := "adapter" if self.adapter else "load_in_4bit" if self.load_in_4bit else ""):
-            raise ValueError(f"model.{name} is for runs that train adapters; add [model.lora], or remove it")
-        return self
-
-    @property
-    def published_adapters(self) -> Lora | None:
-        """Adapters that go to a sampling engine alone; None where it gets the whole model, as vLLM does under DoRA."""
-        return None if self.lora is None or self.lora.dora else self.lora
 
 
 class Data(Section):
@@ -103,7 +63,7 @@ class Rollout(Section):
         "strings of which the first ends a response, as its end-of-sequence token does; in evaluations too",
         strict=False,
     )
-    batch: int = key(512, "responses generated at a time", "responses", ge=1)
+    batch: int = key(ROLLOUT_BATCH, "responses generated at a time", "responses", ge=1)
     long_prompts: Literal["drop", "cut"] = key("drop", "longer than max_prompt_tokens: left out, or cut on the left")
     dynamic_sampling: bool = key(False, "draw again until every kept group has rewards that differ")
     dynamic_sampling_limit: int = key(4, "dynamic_sampling: give up after so many draws a step", "draws", ge=1, le=100)
@@ -128,33 +88,14 @@ class Rollout(Section):
         return table
 
 
-class Update(Section):
-    """How the weights move."""
+class Schedule(Section):
+    """The learning rate, and how many updates a batch of rollouts is used for."""
 
     learning_rate: float = key(1e-6, "AdamW learning rate", ge=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = key("constant", "learning rate after the warm-up")
     warmup: int = key(0, "steps over which the learning rate rises from 0", "steps", ge=0)
     mini_batches: int = key(4, "updates a batch of rollouts, each on as many whole prompts", ge=1, le=1024)
     epochs: int = key(1, "times each batch of rollouts is gone through", ge=1, le=64)
-    beta1: float = key(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
-    beta2: float = key(0.999, "AdamW: decay of the second moment", ge=0, lt=1)
-    epsilon: float = key(1e-8, "AdamW: added to the denominator", gt=0, le=1)
-    weight_decay: float = key(0.1, "AdamW: decoupled weight decay", ge=0, le=10)
-    max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
-    moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
-    offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
-    old_logprobs: Literal["auto", "recompute", "rollout"] = key(
-        "auto",
-        "old log-probabilities, entropies and features. recompute: one forward pass before the update; rollout: those "
-        "the local engine kept while it sampled; auto: rollout in float32, where they are equal, else recompute",
-    )
-    kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
-    importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
-    drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
-    micro_batch_tokens: int = key(16384, "tokens of one forward and backward, padding included", "tokens", ge=1)
-    head_chunk_tokens: int = key(512, "tokens whose logits exist at a time", "tokens", ge=1)
-    feature_bytes: int = key(2**33, "token features kept on the device", "bytes", ge=0)
-    feature_host_bytes: int = key(2**36, "token features kept on the host, the rest is computed anew", "bytes", ge=0)
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, of a run of ``steps``."""
@@ -163,6 +104,19 @@ class Update(Section):
         progress = (step - self.warmup) / max(steps - self.warmup, 1)
         factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 + 0.5 * math.cos(math.pi * progress)}
         return self.learning_rate * factor[self.schedule]
+
+
+class Update(MemoryBudget, Optimizer, Schedule):  # pydantic orders the keys from the last base to the first
+    """How the weights move."""
+
+    old_logprobs: Literal["auto", "recompute", "rollout"] = key(
+        "auto",
+        "old log-probabilities, entropies and features. recompute: one forward pass before the update; rollout: those "
+        "the local engine kept while it sampled; auto: rollout in float32, where they are equal, else recompute",
+    )
+    kl_coefficient: float = key(0.0, "weight of the k3 estimate of KL to the initial policy", ge=0, le=100)
+    importance_cap: float | None = key(None, "cap of the weight that corrects the sampling engine's mismatch", gt=0)
+    drop_truncated: bool = key(False, "leave truncated responses out of loss and denominator")
 
 
 class Evaluation(Section):
@@ -204,17 +158,6 @@ class Tracking(Section):
 
     kind: Literal["none", "tensorboard", "wandb", "trackio"] = key("none", "tracker; each needs the extra of its name")
     project: str = key("delta", "wandb and trackio: the project that the run appears in", min_length=1)
-
-
-class Parallel(Section):
-    """How several processes train one model together; their number changes no result."""
-
-    processes: int = key(1, "processes that delta train starts on this machine", "processes", ge=1, le=1024)
-    sharding: Sharding = key(
-        "auto",
-        "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
-        "auto: none below 2 billion trained weights, else full",
-    )
 
 
 class Engine(Section):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Tag, model_validator
 
-from delta_cli.recipe.section import Section, key
+from backends.settings import Section, key
 
 ONE, SEVERAL = "[reward]", "[[reward]]"  # the two forms, as messages name them
 VERIFIERS = ("math", "number", "choice", "code")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends import registry
-from backends.interface import BackendSettings, Learner
+from backends.interface import Learner
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
@@ -27,13 +28,13 @@ class CheckpointReference:
     name: str  # as it was asked for
     settings: BackendSettings
     recipe: Recipe | None = None
-    checkpoint: Path | None = None  # None: the weights are those of settings.model
+    checkpoint: Path | None = None  # None: the weights are those of settings.model.path
     step: int | None = None  # of a run; None where it is not known
 
     @property
     def weights(self) -> str:
         """The folder or hub name whose files are measured."""
-        return str(self.checkpoint or self.settings.model)
+        return str(self.checkpoint or self.settings.model.path)
 
     def load_into(self, learner: Learner) -> None:
         """Put the step's weights into a learner that was made from ``settings``."""
@@ -53,12 +54,12 @@ def find_checkpoint(
     if not run.started:
         if which is not None:
             raise UserError(f"--checkpoint {which}: {name} is a model, not a run that delta train wrote; leave it out")
-        settings = BackendSettings(model=model_path(name), frozen=True)
+        settings = BackendSettings.of(model_path(name), frozen=True)
         return CheckpointReference(name, settings, step=export_stamp.step_of(Path(name)))
     recipe = load_recipe(run.recipe)
     step = _step(run, which or "last", say)
     if (run.model / "config.json").is_file() and step == export_stamp.step_of(run.model):
-        return CheckpointReference(name, BackendSettings(model=str(run.model), frozen=True), recipe, step=step)
+        return CheckpointReference(name, BackendSettings.of(str(run.model), frozen=True), recipe, step=step)
     assert step is not None  # only an exported model may not know its step
     folder = checkpoint.folder_of(run.checkpoints, step)
     problem = checkpoint.check(folder) if folder.is_dir() else f"it is not there ({_there(run)})"
@@ -112,7 +113,7 @@ def export_model(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         if reference.checkpoint is None:
-            shutil.copytree(reference.settings.model, partial)
+            shutil.copytree(reference.settings.model.path, partial)
         else:
             partial.mkdir(parents=True)
             with closing(registry.create(backend_name, reference.settings)) as learner:

@@ -17,7 +17,8 @@ from safetensors import safe_open
 
 from backends import registry
 from backends.arrays import Doubles
-from backends.interface import Learner, OptimizerSettings, Sequences, starts_of
+from backends.interface import Learner, Sequences, starts_of
+from backends.settings import Optimizer
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
@@ -86,8 +87,9 @@ def read_batch(file: Path, temperature: float) -> RolloutBatch:
 
 def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -> Replay:
     """Score, credit, loss and gradient of the batch, from the model's weights as they are stored."""
-    optimizer = OptimizerSettings(beta1=0.0, epsilon=_EPSILON, weight_decay=0.0, max_grad_norm=0.0)
-    settings = replace(backend_settings(recipe), model=model, optimizer=optimizer)
+    straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=_EPSILON)
+    settings = backend_settings(recipe)
+    settings = replace(settings, model=settings.model.but(path=model), optimizer=straight)
     learner = registry.create(backend_name, settings)
     try:
         updater = Updater(recipe, learner)

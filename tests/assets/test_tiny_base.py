@@ -18,7 +18,8 @@ from make_tiny_base import (
 from safetensors.numpy import load_file
 
 from backends import registry
-from backends.interface import BackendSettings, Engine, Sequences
+from backends.interface import Engine, Sequences
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data import tasks
@@ -85,7 +86,7 @@ def test_opens_in_mlx_lm(tokenizer: Tokenizer) -> None:
 
 def logprobs(ids: np.ndarray) -> np.ndarray:
     """Of all tokens but the first, from the float64 numpy model."""
-    backend = registry.create("fake", BackendSettings(str(TINY_BASE)))
+    backend = registry.create("fake", BackendSettings.of(str(TINY_BASE)))
     return backend.score(Sequences((ids[:1],), ids[1:], np.array([0, len(ids) - 1]))).logprobs
 
 
@@ -95,7 +96,7 @@ def next_token(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 def test_answers_some_of_its_problems(tokenizer: Tokenizer) -> None:
     """30 to 50 % of the held-out ones; 200 samples tell that from 20 and 60 %."""
-    backend = registry.create("fake", BackendSettings(str(TINY_BASE)))
+    backend = registry.create("fake", BackendSettings.of(str(TINY_BASE)))
     held_out = tasks.problems(Plan().task, 200, seed=11, split="held_out")
     assert 0.25 < sampled_accuracy(backend, held_out, tokenizer, Plan().task, seed=1) < 0.55
 
@@ -110,7 +111,7 @@ def minute(tmp_path: Path) -> Iterator[Engine]:
     write_qwen3(
         tmp_path, vocab_size=258, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=32, scale=0.1
     )
-    backend = registry.create("fake", BackendSettings(str(tmp_path)))
+    backend = registry.create("fake", BackendSettings.of(str(tmp_path)))
     yield backend
     backend.close()
 

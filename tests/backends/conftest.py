@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.interface import BackendSettings
+from backends.settings import BackendSettings
 from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
 from tests.device import DEVICE
@@ -24,4 +24,4 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make(torch_folder: Path) -> Callable[..., TorchEngine]:
     """Create a backend on it with some settings."""
-    return lambda **settings: TorchEngine(BackendSettings(model=str(torch_folder), **settings), DEVICE)
+    return lambda **settings: TorchEngine(BackendSettings.of(str(torch_folder), **settings), DEVICE)

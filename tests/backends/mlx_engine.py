@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from backends import mlx as package
-from backends.interface import BackendSettings, Sequences
+from backends.interface import Sequences
 from backends.mlx.backend import MlxEngine
+from backends.settings import BackendSettings
 
 VOCAB = 40
 
 
 def create(folder: Path, **settings: Any) -> MlxEngine:
     """An engine of the mlx backend."""
-    backend = package.create(BackendSettings(model=str(folder), **settings), "mlx")
+    backend = package.create(BackendSettings.of(str(folder), **settings), "mlx")
     assert isinstance(backend, MlxEngine)
     return backend
 

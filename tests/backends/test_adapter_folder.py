@@ -12,7 +12,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences
+from backends.interface import BackendError, Sequences
+from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.conftest import write_model
 from tests.conformance.objectives import Linear
@@ -28,9 +29,9 @@ from tests.device import DEVICE
 VOCAB = 40
 # Not all targets in all layers, and ranks unlike any width: a missing transpose or factor shows.
 LORA = {
-    "all layers": LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj")),
-    "the last": LoraSettings(rank=2, scale=4.0, targets=("v_proj", "gate_proj"), layers=1),
-    "DoRA": LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"), layers=2, dora=True),
+    "all layers": Lora(rank=3, scale=1.5, targets=("q_proj", "down_proj")),
+    "the last": Lora(rank=2, scale=4.0, targets=("v_proj", "gate_proj"), layers=1),
+    "DoRA": Lora(rank=3, scale=1.5, targets=("q_proj", "down_proj"), layers=2, dora=True),
 }
 
 
@@ -51,9 +52,9 @@ def logprobs(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
 @pytest.mark.parametrize("lora", LORA.values(), ids=LORA)
 @pytest.mark.parametrize("name", [DEVICE, "mlx"])
-def test_both_libraries_open_what_either_backend_writes(name: str, lora: LoraSettings, tmp_path: Path) -> None:
+def test_both_libraries_open_what_either_backend_writes(name: str, lora: Lora, tmp_path: Path) -> None:
     write_qwen3(tmp_path / "base", vocab_size=VOCAB, hidden=32, layers=3, head_dim=8, intermediate=64, scale=0.2)
-    engine = registry.create(name, BackendSettings(str(tmp_path / "base"), lora=lora))
+    engine = registry.create(name, BackendSettings.of(str(tmp_path / "base"), lora=lora))
     sequences = one_response()
     before = engine.score(sequences).logprobs
     for _ in range(2):
@@ -82,11 +83,10 @@ def test_both_libraries_open_what_either_backend_writes(name: str, lora: LoraSet
 
 
 @pytest.mark.parametrize("name", [DEVICE, "mlx"])
-@pytest.mark.parametrize("layers", [0, 3])
-def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> None:
+def test_more_layers_than_there_are(name: str, tmp_path: Path) -> None:
     write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, layers=2, head_dim=8, intermediate=64)
-    with pytest.raises(BackendError, match=f"lora layers = {layers}, but the model has 2; choose 1 to 2"):
-        registry.create(name, BackendSettings(str(tmp_path), lora=LoraSettings(layers=layers)))
+    with pytest.raises(BackendError, match="lora layers = 3, but the model has 2; choose 1 to 2"):
+        registry.create(name, BackendSettings.of(str(tmp_path), lora=Lora(layers=3)))
 
 
 @pytest.mark.filterwarnings("ignore:Unexpected keyword arguments .'fine_tune_type':UserWarning")  # mlx-lm's
@@ -94,8 +94,8 @@ def test_more_layers_than_there_are(name: str, layers: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", [DEVICE, "mlx"])
 def test_mlx_lm_fuses_them(name: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_model(tmp_path / "base", tie=False)
-    settings = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"), dora=dora)
-    engine = registry.create(name, BackendSettings(str(base), lora=settings))
+    settings = Lora(rank=3, scale=1.5, targets=("q_proj", "down_proj"), dora=dora)
+    engine = registry.create(name, BackendSettings.of(str(base), lora=settings))
     ids = np.random.default_rng(0).integers(1, 20, 12)
     sequences = Sequences((ids[:2],), ids[2:], np.array([0, 10]))
     for _ in range(2):
@@ -107,5 +107,5 @@ def test_mlx_lm_fuses_them(name: str, dora: bool, tmp_path: Path, monkeypatch: p
     options = {"--model": base, "--adapter-path": tmp_path / "model" / "adapter", "--save-path": tmp_path / "fused"}
     monkeypatch.setattr(sys, "argv", ["fuse", *(str(part) for pair in options.items() for part in pair)])
     fuse.main()
-    opened = registry.create(DEVICE, BackendSettings(str(tmp_path / "fused")))
+    opened = registry.create(DEVICE, BackendSettings.of(str(tmp_path / "fused")))
     np.testing.assert_allclose(opened.score(sequences).logprobs, trained, rtol=0, atol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings, LoraSettings, Sequences
+from backends.interface import BackendError, Sequences
+from backends.settings import BackendSettings, Lora
 from backends.torch.backend import TorchEngine
 from tests.conformance.objectives import Linear
 
@@ -32,7 +32,7 @@ from tests.device import DEVICE
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's own
 
 VOCAB = 40
-LORA = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "k_proj", "down_proj"), dora=True)
+LORA = Lora(rank=3, scale=1.5, targets=("q_proj", "k_proj", "down_proj"), dora=True)
 BACKENDS = [DEVICE, "mlx"]
 
 
@@ -91,9 +91,7 @@ def test_the_gradient_is_that_of_peft(name: str, checkpointing: bool, base: Path
             ).numpy()
     assert len(expected) == 2 * 3 * 3
 
-    settings = BackendSettings(
-        str(base), lora=replace(LORA, adapter=str(adapter)), gradient_checkpointing=checkpointing
-    )
+    settings = BackendSettings.of(str(base), lora=LORA, adapter=str(adapter), gradient_checkpointing=checkpointing)
     engine = registry.create(name, settings)
     np.testing.assert_allclose(engine.score(sequences).logprobs, log.detach().numpy(), rtol=0, atol=1e-5)
     engine.accumulate(sequences, Linear(sequences.starts, slopes))
@@ -147,11 +145,11 @@ def test_one_layer_is_that_of_mlx_lm(bits: int | None) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_merged_model_has_its_biases(name: str, base: Path, adapter: Path, tmp_path: Path) -> None:
-    engine = registry.create(name, BackendSettings(str(base), lora=replace(LORA, adapter=str(adapter))))
+    engine = registry.create(name, BackendSettings.of(str(base), lora=LORA, adapter=str(adapter)))
     engine.accumulate(response(), Linear(response().starts, np.ones(10)))
     engine.step(0.02)
     engine.export(tmp_path)
-    alone = registry.create(DEVICE, BackendSettings(str(tmp_path))).score(response()).logprobs
+    alone = registry.create(DEVICE, BackendSettings.of(str(tmp_path))).score(response()).logprobs
     np.testing.assert_allclose(alone, engine.score(response()).logprobs, rtol=0, atol=1e-5)
 
 
@@ -160,11 +158,13 @@ def test_products_in_bfloat16(four_bits: bool, base: Path, adapter: Path, tmp_pa
     """As near to float32 as without adapters; the factor of a row is not rounded to 8 bits."""
     if four_bits:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    lora = replace(LORA, adapter=str(adapter))
     gaps = {}
-    for kind, changed in {"DoRA": lora, "LoRA": replace(LORA, dora=False)}.items():
+    for kind, (lora, start) in {"DoRA": (LORA, str(adapter)), "LoRA": (LORA.but(dora=False), None)}.items():
         scores = [
-            registry.create(DEVICE, BackendSettings(str(base), dtype=dtype, lora=changed, load_in_4bit=four_bits))
+            registry.create(
+                DEVICE,
+                BackendSettings.of(str(base), dtype=dtype, lora=lora, adapter=start, load_in_4bit=four_bits),
+            )
             .score(response())
             .logprobs
             for dtype in ("float32", "bfloat16")
@@ -175,10 +175,10 @@ def test_products_in_bfloat16(four_bits: bool, base: Path, adapter: Path, tmp_pa
 
 def test_an_engine_that_draws_gets_the_whole_model(base: Path, adapter: Path, tmp_path: Path) -> None:
     """vLLM knows no magnitudes."""
-    engine = registry.create(DEVICE, BackendSettings(str(base), lora=replace(LORA, adapter=str(adapter))))
+    engine = registry.create(DEVICE, BackendSettings.of(str(base), lora=LORA, adapter=str(adapter)))
     published = engine.publish(tmp_path)
     assert published.folder is not None
-    alone = registry.create(DEVICE, BackendSettings(str(published.folder))).score(response()).logprobs
+    alone = registry.create(DEVICE, BackendSettings.of(str(published.folder))).score(response()).logprobs
     np.testing.assert_allclose(alone, engine.score(response()).logprobs, rtol=0, atol=1e-5)
 
 
@@ -190,8 +190,8 @@ def test_a_row_of_zeros_is_refused(name: str, base: Path, tmp_path: Path) -> Non
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
     with pytest.raises(BackendError, match=r"one in 'model\.layers\.1\.self_attn\.k_proj' is 0; train without it"):
-        registry.create(name, BackendSettings(str(tmp_path), lora=LORA))
-    registry.create(name, BackendSettings(str(tmp_path), lora=replace(LORA, dora=False)))
+        registry.create(name, BackendSettings.of(str(tmp_path), lora=LORA))
+    registry.create(name, BackendSettings.of(str(tmp_path), lora=LORA.but(dora=False)))
 
 
 def test_bits_that_mlx_lm_cannot_open(base: Path, tmp_path: Path) -> None:
@@ -199,5 +199,5 @@ def test_bits_that_mlx_lm_cannot_open(base: Path, tmp_path: Path) -> None:
     save_model(tmp_path, model)
     save_config(config, tmp_path / "config.json")
     with pytest.raises(BackendError, match="6 bits; choose one of 4 or 8 bits, or train without it"):
-        registry.create("mlx", BackendSettings(str(tmp_path), lora=LORA))
-    registry.create("mlx", BackendSettings(str(tmp_path), lora=replace(LORA, dora=False)))
+        registry.create("mlx", BackendSettings.of(str(tmp_path), lora=LORA))
+    registry.create("mlx", BackendSettings.of(str(tmp_path), lora=LORA.but(dora=False)))

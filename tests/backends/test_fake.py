@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from backends.fake.backend import FakeEngine
 from backends.fake.sampling import draw
-from backends.interface import BackendError, BackendSettings, LoraSettings, Sampling, Sequences, token_index
+from backends.interface import BackendError, Sampling, Sequences, token_index
+from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
 
 
@@ -24,7 +25,7 @@ def write(folder: Path, tie: bool = True) -> Path:
 @pytest.mark.parametrize("tie", [True, False])
 def test_every_weights_gradient_against_central_differences(tmp_path: Path, tie: bool) -> None:
     """Of Σ c·logp along a random direction of each weight, in float64 throughout."""
-    backend = FakeEngine(BackendSettings(str(write(tmp_path / "model", tie))), "fake")
+    backend = FakeEngine(BackendSettings.of(str(write(tmp_path / "model", tie))), "fake")
     rng = np.random.default_rng(0)
     prompts = tuple(rng.integers(0, 11, size=size) for size in (1, 4, 2))
     sequences = Sequences(prompts, rng.integers(0, 11, size=9), np.array([0, 3, 4, 9]), temperature=0.8)
@@ -64,7 +65,7 @@ def test_a_sharded_folder_is_the_same_model(tmp_path: Path) -> None:
     (shards / "model.safetensors").unlink()
     save_file(dict(weights[:5]), shards / "model-00001-of-00002.safetensors")
     save_file(dict(weights[5:]), shards / "model-00002-of-00002.safetensors")
-    one, two = (FakeEngine(BackendSettings(str(folder)), "fake") for folder in (whole, shards))
+    one, two = (FakeEngine(BackendSettings.of(str(folder)), "fake") for folder in (whole, shards))
     assert one.model.weights.keys() == two.model.weights.keys()
     for name, weight in one.model.weights.items():
         np.testing.assert_array_equal(two.model.weights[name], weight)
@@ -83,11 +84,11 @@ def test_a_model_it_does_not_compute(tmp_path: Path, change: dict, message: str)
     config = write(tmp_path) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(BackendError, match=message) as caught:
-        FakeEngine(BackendSettings(str(tmp_path)), "fake")
+        FakeEngine(BackendSettings.of(str(tmp_path)), "fake")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"lora": LoraSettings()}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("settings", [{"lora": Lora()}, {"dtype": "bfloat16"}])
 def test_settings_it_does_not_take(tmp_path: Path, settings: dict) -> None:
     with pytest.raises(BackendError, match="choose --backend cpu or mlx"):
-        FakeEngine(BackendSettings(str(write(tmp_path)), **settings), "fake")
+        FakeEngine(BackendSettings.of(str(write(tmp_path)), **settings), "fake")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from backends import registry
 from backends.collective import Solo
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Engine,
-    LoraSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-)
+from backends.interface import BackendError, Engine, Proxy, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings, Lora
 from backends.torch import four_bits
 from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
@@ -44,8 +35,8 @@ pytestmark = [
 ]
 
 VOCAB = 70
-LORA = LoraSettings(rank=3, scale=1.5, targets=("q_proj", "down_proj"))
-DORA = replace(LORA, dora=True)
+LORA = Lora(rank=3, scale=1.5, targets=("q_proj", "down_proj"))
+DORA = LORA.but(dora=True)
 TOLERANCE = 1e-4  # nats
 
 
@@ -57,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(name: str, folder: Path, **settings: Any) -> Engine:
-    return registry.create(name, BackendSettings(str(folder), **{"lora": LORA, "load_in_4bit": True} | settings))
+    return registry.create(name, BackendSettings.of(str(folder), **{"lora": LORA, "load_in_4bit": True} | settings))
 
 
 def response() -> Sequences:
@@ -103,7 +94,7 @@ def dequantised(engine: Engine, base: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
-def test_every_number_is_that_of_the_dequantised_base(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
+def test_every_number_is_that_of_the_dequantised_base(lora: Lora, folder: Path, tmp_path: Path) -> None:
     """Scores, features, gradient and drawing of an engine that was given the same numbers in float32."""
     packed = make(DEVICE, folder, lora=lora)
     plain = make(DEVICE, dequantised(packed, folder, tmp_path / "plain"), load_in_4bit=False, lora=lora)
@@ -128,7 +119,7 @@ def test_every_number_is_that_of_the_dequantised_base(lora: LoraSettings, folder
 
 
 @pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
-def test_adapters_of_torch_open_everywhere(lora: LoraSettings, folder: Path, tmp_path: Path) -> None:
+def test_adapters_of_torch_open_everywhere(lora: Lora, folder: Path, tmp_path: Path) -> None:
     """In PEFT on the same 4 bits, in mlx-lm and PEFT on what they mean, and the merged model by itself."""
     engine = make(DEVICE, folder, lora=lora)
     trained = train(engine)
@@ -154,9 +145,7 @@ def test_adapters_of_torch_open_everywhere(lora: LoraSettings, folder: Path, tmp
 
 @pytest.mark.parametrize("lora", [LORA, DORA], ids=["LoRA", "DoRA"])
 @pytest.mark.parametrize("quantised_before", [True, False])
-def test_adapters_of_mlx_open_everywhere(
-    quantised_before: bool, lora: LoraSettings, folder: Path, tmp_path: Path
-) -> None:
+def test_adapters_of_mlx_open_everywhere(quantised_before: bool, lora: Lora, folder: Path, tmp_path: Path) -> None:
     """The same of mlx, on a base that came in 4 bits or was quantised as it was loaded."""
     model, config = quantize_model(*load_model(folder), group_size=64, bits=4)
     save_model(tmp_path / "packed", model)
@@ -185,15 +174,12 @@ class Two(Solo):
 
 
 def test_several_processes_are_refused(folder: Path) -> None:
-    settings = BackendSettings(str(folder), lora=LORA, load_in_4bit=True)
+    settings = BackendSettings.of(str(folder), lora=LORA, load_in_4bit=True)
     with pytest.raises(BackendError, match=r"load_in_4bit.*set parallel\.processes = 1"):
         registry.create(DEVICE, settings, Two())
 
 
-def test_without_adapters_or_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cpu", "mlx"):
-        with pytest.raises(BackendError, match=r"cannot be trained themselves; add \[model.lora\]"):
-            make(name, folder, lora=None)
+def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.torch.four_bits.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"needs bitsandbytes.*pip install 'delta-rlvr\[quantised\]'"):
         make(DEVICE, folder)

@@ -22,24 +22,17 @@ from mlx_lm.models.cache import BatchKVCache
 from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
-from backends.interface import (
-    BackendError,
-    LoraSettings,
-    OptimizerSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-)
+from backends.interface import BackendError, Proxy, RolloutRequest, Sampling, Sequences
 from backends.mlx import memory
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import Head, pullback
 from backends.mlx.optimizer import AdamW
 from backends.mlx.rollout import BLOCK, CANDIDATES, Rollout, inverse_cdf, nucleus, truncate
+from backends.settings import Lora, Optimizer
 from delta_cli.assets.random_model import write_qwen3
 from tests.backends.mlx_engine import VOCAB, batch, create
 
-LORA = LoraSettings(rank=4, layers=1)
+LORA = Lora(rank=4, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +325,7 @@ def test_adamw_is_that_of_torch() -> None:
     """Five steps with clipped and unclipped gradients; the updates agree, not the weights alone."""
     rng = np.random.default_rng(0)
     start = rng.normal(size=(5, 7)).astype(np.float32) * 1e-3
-    settings = OptimizerSettings(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+    settings = Optimizer(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
     ours = AdamW({"w": mx.array(start)}, settings)
     weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     theirs = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
@@ -528,7 +521,7 @@ def test_a_generator_that_does_otherwise_is_found_at_the_start(
 
 def test_unknown_adapter_targets_are_named(folder: Path) -> None:
     with pytest.raises(BackendError, match=r"'c_attn'.*choose from down_proj, gate_proj"):
-        create(folder, lora=LoraSettings(targets=("q_proj", "c_attn")))
+        create(folder, lora=Lora(targets=("q_proj", "c_attn")))
 
 
 def test_another_version_of_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,12 +554,12 @@ def test_small_parameters_are_updated_together(
     rng = np.random.default_rng(0)
     start = {str(i): mx.array(rng.normal(size=10).astype(np.float32)) for i in range(10)}
     gradient = {name: mx.array(rng.normal(size=10).astype(np.float32)) for name in start}
-    alone = AdamW(start, OptimizerSettings())
+    alone = AdamW(start, Optimizer())
     alone.add(gradient)
     alone.step(0.1, 1.0)
     calls: list[int] = []
     evaluate = mx.eval
-    ours = AdamW(start, OptimizerSettings())
+    ours = AdamW(start, Optimizer())
     ours.add(gradient)
     monkeypatch.setattr("backends.mlx.optimizer.TOGETHER", together)
     monkeypatch.setattr(mx, "eval", lambda arrays: (calls.append(len(arrays)), evaluate(arrays)))

@@ -14,8 +14,9 @@ import mlx.core as mx
 from mlx_lm.models.qwen3 import Qwen3Model
 
 from backends import mlx as package
-from backends.interface import BackendError, BackendSettings, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, RolloutRequest, Sampling, Sequences
 from backends.mlx.backend import MlxEngine
+from backends.settings import BackendSettings
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.objectives import Linear
 
@@ -46,7 +47,7 @@ FAILURES = [
 def engine(tmp_path_factory: pytest.TempPathFactory) -> MlxEngine:
     folder = tmp_path_factory.mktemp("model")
     write_qwen3(folder, vocab_size=VOCAB, hidden=32, layers=1, head_dim=8, intermediate=32, scale=0.2)
-    engine = package.create(BackendSettings(str(folder)), "mlx")
+    engine = package.create(BackendSettings.of(str(folder)), "mlx")
     assert isinstance(engine, MlxEngine)
     return engine
 

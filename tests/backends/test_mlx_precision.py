@@ -16,19 +16,11 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
 from backends import registry
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Floats,
-    LoraSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-)
+from backends.interface import BackendError, Floats, Proxy, RolloutRequest, Sampling, Sequences
 from backends.mlx.backend import MlxEngine
 from backends.mlx.head import BLOCK, Head, proxies, pullback
 from backends.mlx.rollout import Rollout
+from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.objectives import Linear
 
@@ -117,7 +109,7 @@ def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], so
 
 def test_rollouts_take_the_same_head(tmp_path: Path) -> None:
     write_qwen3(tmp_path, vocab_size=BLOCK + 500, hidden=32, layers=1, head_dim=8, intermediate=16, scale=0.5)
-    engine = package.create(BackendSettings(str(tmp_path), dtype="bfloat16"), "mlx")
+    engine = package.create(BackendSettings.of(str(tmp_path), dtype="bfloat16"), "mlx")
     assert isinstance(engine, MlxEngine)
     request = RolloutRequest((np.array([3]),), Sampling(max_tokens=1, stop_ids=(0,)))
     ids = mx.array([[3, 4, 5, 6]])
@@ -137,7 +129,7 @@ def test_float16_scales_of_a_base_are_kept(tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
     save_model(tmp_path / "packed", model)
     save_config(config, tmp_path / "packed" / "config.json")
-    settings = BackendSettings(str(tmp_path / "packed"), dtype="bfloat16", lora=LoraSettings(rank=2))
+    settings = BackendSettings.of(str(tmp_path / "packed"), dtype="bfloat16", lora=Lora(rank=2))
     engine = package.create(settings, "mlx")
     assert isinstance(engine, MlxEngine)
     layer = engine.model.model.layers[0].self_attn.q_proj.linear
@@ -157,7 +149,7 @@ def test_gradients_of_float16_do_not_vanish(size: float, tmp_path: Path) -> None
     weights = size * np.random.default_rng(1).normal(size=10)
     gradients, scores = {}, {}
     for dtype in ("float32", "float16"):
-        settings = BackendSettings(str(tmp_path), dtype=dtype, lora=LoraSettings(rank=2), gradient_checkpointing=True)
+        settings = BackendSettings.of(str(tmp_path), dtype=dtype, lora=Lora(rank=2), gradient_checkpointing=True)
         engine = package.create(settings, "mlx")
         assert isinstance(engine, MlxEngine)
         scores[dtype] = engine.score(sequences).logprobs
@@ -174,6 +166,6 @@ def test_gradients_of_float16_do_not_vanish(size: float, tmp_path: Path) -> None
 def test_float16_is_for_adapters(tmp_path: Path) -> None:
     write_qwen3(tmp_path, vocab_size=40, hidden=32, head_dim=8, intermediate=64)
     with pytest.raises(BackendError, match=r"float16.*add \[model.lora\]"):
-        package.create(BackendSettings(str(tmp_path), dtype="float16"), "mlx")
+        package.create(BackendSettings.of(str(tmp_path), dtype="float16"), "mlx")
     with pytest.raises(BackendError, match=r"float16.*--backend mlx"):
-        registry.create("cpu", BackendSettings(str(tmp_path), dtype="float16", lora=LoraSettings()))
+        registry.create("cpu", BackendSettings.of(str(tmp_path), dtype="float16", lora=Lora()))

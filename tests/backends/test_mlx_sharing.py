@@ -14,9 +14,10 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 import mlx.core as mx
 
 from backends.batching import shared_batches
-from backends.interface import LoraSettings, Proxy, Sequences, starts_of
+from backends.interface import Proxy, Sequences, starts_of
 from backends.mlx.backend import MlxEngine
 from backends.mlx.sharing import PromptCache, ResponseCache
+from backends.settings import Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.backends import mlx_engine
 from tests.conformance.objectives import Linear
@@ -66,9 +67,9 @@ def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
 
 @pytest.mark.parametrize("budget", [16384, 40, 20])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, targets=("q_proj", "up_proj"), layers=1)])
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, targets=("q_proj", "up_proj"), layers=1)])
 def test_the_gradient_is_that_of_each_with_its_own_prompt(
-    lora: LoraSettings | None, checkpointing: bool, budget: int, folder: Path
+    lora: Lora | None, checkpointing: bool, budget: int, folder: Path
 ) -> None:
     apart = create(folder, False, lora=lora)
     together = create(folder, True, lora=lora, gradient_checkpointing=checkpointing, micro_batch_tokens=budget)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends import process, registry
-from backends.interface import BackendSettings
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 
 
@@ -59,9 +59,9 @@ def test_the_engine_computes_with_them_and_says_so() -> None:
     before = torch.get_num_threads()
     try:
         for asked, threads in ((3, 3), (None, 12)):
-            engine = registry.create("cpu", BackendSettings(model_path("tiny-base"), threads=asked))
+            engine = registry.create("cpu", BackendSettings.of(model_path("tiny-base"), threads=asked))
             assert engine.threads == torch.get_num_threads() == threads
             engine.close()
     finally:
         torch.set_num_threads(before)
-    assert registry.create("fake", BackendSettings(model_path("tiny-base"))).threads is None
+    assert registry.create("fake", BackendSettings.of(model_path("tiny-base"))).threads is None

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings, Engine, LoraSettings, Sequences
+from backends.interface import BackendError, Engine, Sequences
+from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.objectives import Linear
 
@@ -104,7 +105,7 @@ def of_mlx(dora: bool, base: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def start(name: str, base: Path, adapter: Path | str, **changes: Any) -> Engine:
     lora: dict[str, Any] = {"rank": RANK, "scale": SCALE, "targets": TARGETS, "layers": 2} | changes
     keep = lora.pop("keep_reference", False)
-    settings = BackendSettings(str(base), lora=LoraSettings(**lora, adapter=str(adapter)), keep_reference=keep)
+    settings = BackendSettings.of(str(base), lora=Lora(**lora), adapter=str(adapter), keep_reference=keep)
     return registry.create(name, settings)
 
 
@@ -115,7 +116,7 @@ def test_a_run_starts_where_the_adapters_are(
 ) -> None:
     """The policy is that of the library that wrote them, the reference too, and both go their ways from there."""
     folder, known = request.getfixturevalue(kind)
-    plain = registry.create(name, BackendSettings(str(base)))
+    plain = registry.create(name, BackendSettings.of(str(base)))
     assert np.abs(plain.score(response()).logprobs - known).max() > 0.1
     plain.close()
     engine = start(name, base, folder, keep_reference=True, dora=dora)
@@ -131,7 +132,9 @@ def test_a_run_starts_where_the_adapters_are(
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_what_a_run_wrote_another_starts_from(name: str, dora: bool, base: Path, tmp_path: Path) -> None:
-    engine = registry.create(name, BackendSettings(str(base), lora=LoraSettings(RANK, SCALE, TARGETS, dora=dora)))
+    engine = registry.create(
+        name, BackendSettings.of(str(base), lora=Lora(rank=RANK, scale=SCALE, targets=TARGETS, dora=dora))
+    )
     for _ in range(2):
         engine.accumulate(response(), Linear(response().starts, np.ones(10)))
         engine.step(0.02)
@@ -276,4 +279,4 @@ def test_adapters_on_experts_are_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_experts": 2, "mlp_only_layers": []}))
     with pytest.raises(BackendError, match=r"experts.*would open in no other library"):
-        registry.create(name, BackendSettings(str(tmp_path), lora=LoraSettings(targets=("gate_proj",))))
+        registry.create(name, BackendSettings.of(str(tmp_path), lora=Lora(targets=("gate_proj",))))

@@ -13,24 +13,14 @@ import torch
 from safetensors.numpy import load_file
 from torch.profiler import ProfilerActivity, profile
 
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Floats,
-    Ids,
-    LoraSettings,
-    OptimizerSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-)
+from backends.interface import BackendError, Floats, Ids, Proxy, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings, Lora, Optimizer
 from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
 from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
-LORA = LoraSettings(rank=2, targets=("q_proj", "v_proj", "down_proj"))
+LORA = Lora(rank=2, targets=("q_proj", "v_proj", "down_proj"))
 SAMPLING = Sampling(max_tokens=24, stop_ids=(EOS,), samples=4)
 
 
@@ -106,7 +96,7 @@ def test_the_embeddings_gradient_is_added_by_rows(tmp_path: Path, sequences: Seq
     write_qwen3(tmp_path / "model", vocab_size=VOCAB, **shape, tie=tie, scale=0.3)
     found, dense = [], []
     for rows in (True, False):
-        backend = TorchEngine(BackendSettings(str(tmp_path / "model"), micro_batch_tokens=20), DEVICE)
+        backend = TorchEngine(BackendSettings.of(str(tmp_path / "model"), micro_batch_tokens=20), DEVICE)
         backend._policy.causal.get_input_embeddings().sparse &= rows
         with profile(activities=[ProfilerActivity.CPU]) as done:
             backend.accumulate(sequences, Weighted(sequences))
@@ -143,7 +133,7 @@ def test_a_prompt_is_computed_once_for_all_its_responses(make: Callable[..., Tor
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_checkpointing_recomputes_layers_and_changes_no_gradient(
-    make: Callable[..., TorchEngine], sequences: Sequences, lora: LoraSettings | None
+    make: Callable[..., TorchEngine], sequences: Sequences, lora: Lora | None
 ) -> None:
     surrogate, found, calls = Weighted(sequences), [], []
     for checkpointing in (False, True):
@@ -212,7 +202,7 @@ def test_a_sequence_that_does_not_fit(
 
 def test_bfloat16_keeps_small_updates(make: Callable[..., TorchEngine], sequences: Sequences, tmp_path: Path) -> None:
     """At a rate of 1e-6 a bfloat16 weight would not move; the float32 master does, in nearly every entry."""
-    backend = make(dtype="bfloat16", optimizer=OptimizerSettings(weight_decay=0))
+    backend = make(dtype="bfloat16", optimizer=Optimizer(weight_decay=0))
     before = copy.deepcopy(dict(backend._optimizer.weights))
     backend.accumulate(sequences, Weighted(sequences))
     backend.step(1e-6)
@@ -227,7 +217,7 @@ def test_bfloat16_keeps_small_updates(make: Callable[..., TorchEngine], sequence
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_the_reference_is_the_policy_as_it_was_loaded(
-    make: Callable[..., TorchEngine], sequences: Sequences, dtype: str, lora: LoraSettings | None
+    make: Callable[..., TorchEngine], sequences: Sequences, dtype: str, lora: Lora | None
 ) -> None:
     backend = make(dtype=dtype, lora=lora, keep_reference=True)
     loaded = backend.score(sequences).logprobs

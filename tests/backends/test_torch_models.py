@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from backends.interface import BackendError, BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, Engine, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings, Lora
 from backends.torch import create
 from delta_cli.assets.random_model import write_qwen3
 from tests.device import DEVICE
@@ -65,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path | str, **settings: Any) -> Engine:
-    return create(BackendSettings(model=str(folder), **settings), DEVICE)
+    return create(BackendSettings.of(str(folder), **settings), DEVICE)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -181,26 +182,25 @@ def test_a_name_that_is_not_on_the_hub() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu(folder: Path) -> None:
     with pytest.raises(BackendError, match="choose --backend cpu"):
-        create(BackendSettings(model=str(folder)), "cuda")
+        create(BackendSettings.of(str(folder)), "cuda")
 
 
 @pytest.mark.parametrize(
     ("lora", "why"),
     [
-        (LoraSettings(targets=("q_proj", "query")), "'query'.*down_proj, gate_proj"),
-        (LoraSettings(targets=("lm_head",)), "'lm_head'"),
-        (LoraSettings(layers=4), "1 to 3"),
-        (LoraSettings(layers=0), "1 to 3"),
+        (Lora(targets=("q_proj", "query")), "'query'.*down_proj, gate_proj"),
+        (Lora(targets=("lm_head",)), "'lm_head'"),
+        (Lora(layers=4), "1 to 3"),
     ],
 )
-def test_adapters_that_do_not_fit(folder: Path, lora: LoraSettings, why: str) -> None:
+def test_adapters_that_do_not_fit(folder: Path, lora: Lora, why: str) -> None:
     with pytest.raises(BackendError, match=why):
         load(folder, lora=lora)
 
 
 def test_adapters_of_the_last_layers(folder: Path, tmp_path: Path) -> None:
     """The count is exact, the seed decides, and the global random state is left alone."""
-    lora = LoraSettings(rank=2, targets=("q_proj", "down_proj"), layers=2)
+    lora = Lora(rank=2, targets=("q_proj", "down_proj"), layers=2)
     state = torch.get_rng_state()
     backends = [load(folder, lora=lora, seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(torch.get_rng_state(), state)
@@ -214,5 +214,5 @@ def test_adapters_of_the_last_layers(folder: Path, tmp_path: Path) -> None:
 
 
 def test_loading_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load(folder, lora=LoraSettings(rank=2), keep_reference=True).close()
+    load(folder, lora=Lora(rank=2), keep_reference=True).close()
     assert capfd.readouterr() == ("", "")

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from backends.interface import BackendError, OptimizerSettings
+from backends.interface import BackendError
+from backends.settings import Optimizer
 from backends.torch import moments as moments_module
 from backends.torch.moments import Moments, Piece, layout
-from backends.torch.optimizer import Optimizer
+from backends.torch.optimizer import TorchAdamW
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.sharding import ALONE
 from tests.device import DEVICE
@@ -35,7 +36,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(seed: int = 0, **settings: object) -> Optimizer:
     generator = torch.Generator().manual_seed(seed)
     weights = {name: nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for name, shape in SHAPES.items()}
-    return Optimizer(weights, OptimizerSettings(**settings), ALONE)  # type: ignore[arg-type]
+    return TorchAdamW(weights, Optimizer(**settings), ALONE)  # type: ignore[arg-type]
 
 
 def gradients(step: int) -> dict[str, Tensor]:
@@ -270,7 +271,7 @@ def spread_gradients(spread: float) -> Iterator[Tensor]:
 def test_updates_stay_near_those_of_float32(spread: float, near: float) -> None:
     """Also where gradients in one block span many decades; float32's are at most about 1, in learning rates."""
     pair = [
-        Optimizer({"w": nn.Parameter(torch.zeros(64, 64))}, OptimizerSettings(weight_decay=0.0, moments=moments), ALONE)
+        TorchAdamW({"w": nn.Parameter(torch.zeros(64, 64))}, Optimizer(weight_decay=0.0, moments=moments), ALONE)
         for moments in ("float32", "int8")
     ]
     for gradient in spread_gradients(spread):
@@ -307,9 +308,7 @@ def test_least_squares_reaches_the_same_loss() -> None:
         generator = torch.Generator().manual_seed(0)
         solution = torch.randn(128, 64, generator=generator)
         weight = nn.Parameter(torch.zeros(128, 64))
-        optimizer = Optimizer(
-            {"w": weight}, OptimizerSettings(weight_decay=0.0, moments=moments, max_grad_norm=0.0), ALONE
-        )
+        optimizer = TorchAdamW({"w": weight}, Optimizer(weight_decay=0.0, moments=moments, max_grad_norm=0.0), ALONE)
         for step in range(400):
             inputs, noise = torch.randn(32, 128, generator=generator) * sizes, torch.randn(32, 64, generator=generator)
             (inputs @ (weight - solution) + noise).square().mean().backward()
@@ -322,5 +321,5 @@ def test_least_squares_reaches_the_same_loss() -> None:
 def test_bytes_by_hand() -> None:
     """Two codes a number and two scales a block, in whole blocks; 8 bytes a number where they are few."""
     weights = {"large": torch.zeros(100, 100), "small": torch.zeros(4095)}
-    assert Moments(weights, OptimizerSettings()).bytes == 8 * (40 * 256 + 16 * 256)
-    assert Moments(weights, OptimizerSettings(moments="int8")).bytes == 40 * (2 * 256 + 2 * 4) + 8 * 16 * 256
+    assert Moments(weights, Optimizer()).bytes == 8 * (40 * 256 + 16 * 256)
+    assert Moments(weights, Optimizer(moments="int8")).bytes == 40 * (2 * 256 + 2 * 4) + 8 * 16 * 256

@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from typer.testing import CliRunner, Result
 
-from backends.interface import BackendSettings, Completions, RolloutRequest, Sampling, Sequences
+from backends.interface import Completions, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.data.tokenizer import Tokenizer as OurTokenizer
@@ -214,8 +215,8 @@ def test_an_export_of_few_bits_is_what_mlx_lm_makes_of_it(run: Path, tmp_path: P
     assert "library_name: mlx\n" in (tmp_path / "q" / "README.md").read_text()
     assert json.loads((tmp_path / "q" / "delta.json").read_text())["step"] == 2
     load_model(tmp_path / "q")
-    engine = registry.create("mlx", BackendSettings(str(tmp_path / "q"), frozen=True))
-    whole = registry.create("fake", BackendSettings(str(run / "model")))
+    engine = registry.create("mlx", BackendSettings.of(str(tmp_path / "q"), frozen=True))
+    whole = registry.create("fake", BackendSettings.of(str(run / "model")))
     ids = OurTokenizer.load(str(run / "model")).encode("12+34=?\n2+4=6 1+3+0=4")
     sequences = Sequences((ids[:8],), ids[8:], np.array([0, len(ids) - 8]))
     gap = np.abs(engine.score(sequences).logprobs - whole.score(sequences).logprobs).max()

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings, Engine, OptimizerSettings, Sequences
+from backends.interface import BackendError, Engine, Sequences
+from backends.settings import BackendSettings, Optimizer
 from delta_cli.assets.random_model import write_qwen3
 
 from .oracle import Oracle
@@ -111,7 +112,7 @@ def oracle(folder: Path) -> Oracle:
 Make = Callable[..., Engine]
 
 # A large epsilon keeps Adam smooth: the default turns the sign of a gradient's rounding into a whole step.
-OPTIMIZER = OptimizerSettings(epsilon=1e-2, weight_decay=0.1, max_grad_norm=1.0)
+OPTIMIZER = Optimizer(epsilon=1e-2, weight_decay=0.1, max_grad_norm=1.0)
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def make(installed: str, folder: Path) -> Iterator[Make]:
 
     def make_backend(model: Path = folder, **settings: Any) -> Engine:
         settings = {"optimizer": OPTIMIZER} | settings
-        made.append(registry.create(installed, BackendSettings(model=str(model), **settings)))
+        made.append(registry.create(installed, BackendSettings.of(str(model), **settings)))
         return made[-1]
 
     yield make_backend
@@ -132,7 +133,7 @@ def make(installed: str, folder: Path) -> Iterator[Make]:
 @pytest.fixture(scope="session")
 def backend(installed: str, folder: Path) -> Iterator[Engine]:
     """One of each backend for the tests that update nothing."""
-    backend = registry.create(installed, BackendSettings(model=str(folder)))
+    backend = registry.create(installed, BackendSettings.of(str(folder)))
     yield backend
     backend.close()
 

@@ -16,7 +16,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from backends.interface import OptimizerSettings, Proxy, Sequences
+from backends.interface import Proxy, Sequences
+from backends.settings import Optimizer
 
 
 class Rotary(torch.nn.Module):
@@ -122,7 +123,7 @@ class Oracle:
         self,
         sequences: Sequences,
         objective: Callable[[torch.Tensor], torch.Tensor],
-        settings: OptimizerSettings,
+        settings: Optimizer,
         learning_rate: float,
         steps: int = 1,
     ) -> tuple[float, float]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.interface import BackendError, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, Engine, RolloutRequest, Sampling, Sequences
+from backends.settings import Lora
 
 from .conftest import EOS, Make, Tolerance
 from .objectives import Clipped, exported
@@ -20,13 +21,13 @@ TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
 @pytest.fixture(params=[False, True], ids=["LoRA", "DoRA"])
-def lora(request: pytest.FixtureRequest) -> LoraSettings:
+def lora(request: pytest.FixtureRequest) -> Lora:
     """Adapters of both kinds."""
-    return LoraSettings(rank=3, scale=2.0, targets=TARGETS, layers=1, dora=request.param)
+    return Lora(rank=3, scale=2.0, targets=TARGETS, layers=1, dora=request.param)
 
 
 @pytest.fixture
-def adapted(name: str, lora: LoraSettings, make: Make) -> Make:
+def adapted(name: str, lora: Lora, make: Make) -> Make:
     """Make a backend with adapters."""
     if name == "fake":
         with pytest.raises(BackendError, match="LoRA"):
@@ -42,7 +43,7 @@ def update(backend: Engine, sequences: Sequences) -> None:
 
 
 def test_fresh_adapters_are_the_base_model(
-    adapted: Make, lora: LoraSettings, oracle: Oracle, sequences: Sequences, tolerance: Tolerance
+    adapted: Make, lora: Lora, oracle: Oracle, sequences: Sequences, tolerance: Tolerance
 ) -> None:
     backend = adapted()
     last_layer = 3 * (16 + 32) + 3 * (16 + 16) + 3 * (24 + 16)  # rank · (inputs + outputs) of q, v and down

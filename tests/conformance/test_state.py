@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from backends.interface import BackendError, Engine, OptimizerSettings, Sequences
+from backends.interface import BackendError, Engine, Sequences
+from backends.settings import Optimizer
 
 from .conftest import OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, exported
@@ -46,7 +46,7 @@ def test_a_run_that_was_saved_goes_on_bit_for_bit(make: Make, sequences: Sequenc
             np.testing.assert_array_equal(found[key], weight, err_msg=key)
 
 
-def refused(name: str, make: Make, optimizer: OptimizerSettings, key: str) -> None:
+def refused(name: str, make: Make, optimizer: Optimizer, key: str) -> None:
     """Of a backend that cannot store moments so, or gains nothing by it."""
     with pytest.raises(BackendError, match=key) as caught:
         make(optimizer=optimizer)
@@ -56,7 +56,7 @@ def refused(name: str, make: Make, optimizer: OptimizerSettings, key: str) -> No
 
 def test_moments_in_host_memory_are_the_same_run(name: str, make: Make, sequences: Sequences, tmp_path: Path) -> None:
     """Bit for bit, and a run that was saved with offload goes on without it, and the reverse."""
-    offload = replace(OPTIMIZER, offload=True)
+    offload = OPTIMIZER.but(offload=True)
     if name == "mlx":
         refused(name, make, offload, "update.offload")
     backends = {"here": make(), "there": make(optimizer=offload)}
@@ -79,11 +79,11 @@ def test_moments_in_8_bits_go_on_bit_for_bit(
     name: str, make: Make, sequences: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And are another run than float32 ones; the model is small, so even its small weights get codes."""
-    coded = replace(OPTIMIZER, moments="int8")
+    coded = OPTIMIZER.but(moments="int8")
     if name in ("fake", "mlx"):
         refused(name, make, coded, "update.moments")
     monkeypatch.setattr("backends.torch.moments.SMALL", 1)
-    straight, fresh, exact = make(optimizer=coded), make(optimizer=replace(coded, offload=True)), make()
+    straight, fresh, exact = make(optimizer=coded), make(optimizer=coded.but(offload=True)), make()
     update(straight, sequences, times=2)
     straight.save(tmp_path)
     fresh.load(tmp_path)

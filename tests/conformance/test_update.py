@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from backends.interface import Floats, Ids, OptimizerSettings, RolloutRequest, Sampling, Sequences, token_index
+from backends.interface import Floats, Ids, RolloutRequest, Sampling, Sequences, token_index
+from backends.settings import Optimizer
 
 from .conftest import EOS, OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, Linear, exported, largest_difference
@@ -19,9 +19,9 @@ from .oracle import Oracle
 LEARNING_RATE = 0.002
 
 
-@pytest.mark.parametrize("optimizer", [OPTIMIZER, replace(OPTIMIZER, max_grad_norm=0.0)], ids=["clipped", "free"])
+@pytest.mark.parametrize("optimizer", [OPTIMIZER, OPTIMIZER.but(max_grad_norm=0.0)], ids=["clipped", "free"])
 def test_two_updates(
-    make: Make, either: Path, sequences: Sequences, optimizer: OptimizerSettings, tolerance: Tolerance, tmp_path: Path
+    make: Make, either: Path, sequences: Sequences, optimizer: Optimizer, tolerance: Tolerance, tmp_path: Path
 ) -> None:
     """Loss, gradient norm and weights; the second update also sees the optimizer's state of the first."""
     oracle = Oracle(either)
@@ -70,7 +70,7 @@ def test_loss_falls_as_the_gradient_says(make: Make, sequences: Sequences, tmp_p
     """Central difference of the loss along ±g. Adam with a huge epsilon moves by −(rate/epsilon)·g, so
     the difference must be −2·(rate/epsilon)·‖g‖², with the norm that step() returns."""
     size, epsilon = 2e-5, 1e6
-    backend = make(optimizer=replace(OPTIMIZER, epsilon=epsilon, weight_decay=0.0, max_grad_norm=1e9))
+    backend = make(optimizer=OPTIMIZER.but(epsilon=epsilon, weight_decay=0.0, max_grad_norm=1e9))
     surrogate = Clipped(sequences, backend.score(sequences).logprobs, spread=0.05)  # nothing clips
     backend.save(tmp_path)
     losses, norms = [], []
@@ -114,7 +114,9 @@ def test_gradients_add_up(make: Make, sequences: Sequences, tolerance: Tolerance
 
 
 def test_scale_multiplies_the_gradient(make: Make, sequences: Sequences, tolerance: Tolerance, tmp_path: Path) -> None:
-    optimizer = replace(OPTIMIZER, epsilon=1.0, max_grad_norm=1e3)  # so that the size of a gradient matters
+    optimizer = OPTIMIZER.model_copy(
+        update={"epsilon": 1.0, "max_grad_norm": 1e3}
+    )  # so that the size of a gradient matters
     scaled, halved = make(optimizer=optimizer), make(optimizer=optimizer)
     old = scaled.score(sequences).logprobs
     scaled.accumulate(sequences, Clipped(sequences, old))
@@ -150,7 +152,7 @@ def test_twenty_updates_teach_a_token(
     if moments == "int8" and name in ("fake", "mlx"):
         pytest.skip(f"the {name} backend has no 8-bit moments; tests/conformance/test_state.py has it say so")
     monkeypatch.setattr("backends.torch.moments.SMALL", 1)  # the model is small, so even its small weights get codes
-    backend, wanted, prompt = make(optimizer=replace(OPTIMIZER, moments=moments)), 13, np.array([5, 6])
+    backend, wanted, prompt = make(optimizer=OPTIMIZER.but(moments=moments)), 13, np.array([5, 6])
 
     def frequency(seed: int) -> float:
         drawn = backend.rollout(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.interface import BackendSettings
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.data import tasks
 from delta_cli.data.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def test_its_update_is_the_trainers() -> None:
     """One batch, updated by both from the same weights: the same norms, and the same log-probabilities afterwards."""
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
-    learners = [registry.create("fake", BackendSettings(model=model, optimizer=LOOP["OPTIMIZER"])) for _ in range(2)]
+    learners = [registry.create("fake", BackendSettings.of(model, optimizer=LOOP["OPTIMIZER"])) for _ in range(2)]
     problems = tasks.problems(tasks.TaskSpec(), 4, seed=3, split="train")
     sequences = LOOP["draw"](learners[0], tokenizer, problems, 0)
     rewards = LOOP["rewards_of"](sequences, tokenizer, problems)

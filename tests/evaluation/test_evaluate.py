@@ -12,8 +12,8 @@ import pytest
 from make_tiny_base import write_tokenizer
 from rich.console import Console
 
-from backends.interface import BackendSettings
 from backends.registry import create
+from backends.settings import BackendSettings
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -254,7 +254,7 @@ def test_a_real_policy_is_evaluated_the_same_with_and_without_interruption(tmp_p
 
     def evaluated(folder: Path, only: int | None = None) -> Evaluation:
         chosen = [Benchmark(each.name, each.problems[:only]) for each in benchmarks]
-        engine = create("fake", BackendSettings(str(model)))
+        engine = create("fake", BackendSettings.of(str(model)))
         return evaluate(
             RolloutWorker(engine, tokenizer, BoxGrader(), suite.settings.template),  # type: ignore[arg-type]
             chosen,

@@ -15,18 +15,10 @@ import transformers
 from mlx_lm.utils import load_adapters
 
 from backends import registry
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Engine,
-    Floats,
-    LoraSettings,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-)
+from backends.interface import BackendError, Engine, Floats, RolloutRequest, Sampling, Sequences
 from backends.mlx.backend import MlxEngine
 from backends.mlx.model import load
+from backends.settings import BackendSettings, Lora
 from backends.torch.backend import TorchEngine
 from tests.conformance.objectives import Linear
 from tests.families.families import VOCAB, Family, build, for_mlx
@@ -64,7 +56,7 @@ def try_family(family: Family, backend: str, folder: Path) -> Outcome:
     sequences = one_response()
     known = expected(model, sequences)
     try:
-        engine = registry.create(backend, BackendSettings(str(folder / "model")))
+        engine = registry.create(backend, BackendSettings.of(str(folder / "model")))
     except BackendError as error:
         return Outcome(False, str(error).replace(f"model '{folder / 'model'}'", "it"))
     _score_and_draw(engine, sequences, known.detach().numpy(), family.apart if backend == "mlx" else OWN)
@@ -103,7 +95,7 @@ def _checkpointed(backend: str, folder: Path, sequences: Sequences) -> None:
     found: list[dict[str, Floats]] = []
     calls = {False: 0, True: 0}  # of attentions, in torch
     for checkpointing in calls:
-        engine = registry.create(backend, BackendSettings(str(folder), gradient_checkpointing=checkpointing))
+        engine = registry.create(backend, BackendSettings.of(str(folder), gradient_checkpointing=checkpointing))
         if isinstance(engine, TorchEngine):
             for layer in engine._policy.causal.base_model.layers:
                 layer.self_attn.register_forward_pre_hook(
@@ -129,8 +121,8 @@ def _gradient(engine: Engine) -> dict[str, Floats]:
 
 def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences, dora: bool) -> None:
     """Adapters train; the exported model is the trained one, and so are the adapters in PEFT and in mlx-lm."""
-    lora = LoraSettings(rank=2, targets=family.targets, dora=dora)
-    engine = registry.create(backend, BackendSettings(str(folder / "model"), lora=lora))
+    lora = Lora(rank=2, targets=family.targets, dora=dora)
+    engine = registry.create(backend, BackendSettings.of(str(folder / "model"), lora=lora))
     before = engine.score(sequences).logprobs
     for _ in range(2):
         engine.accumulate(sequences, Linear(sequences.starts, np.ones(LENGTH)))
@@ -166,7 +158,7 @@ def _reopened(backend: str, folder: Path, sequences: Sequences) -> Floats:
     if backend != "mlx":
         with torch.no_grad():
             return expected(transformers.AutoModelForCausalLM.from_pretrained(folder), sequences).numpy()
-    engine = registry.create(backend, BackendSettings(str(folder)))
+    engine = registry.create(backend, BackendSettings.of(str(folder)))
     try:
         return engine.score(sequences).logprobs
     finally:

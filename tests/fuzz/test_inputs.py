@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings
+from backends.interface import BackendError
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.data.filters import Filter
 from delta_cli.data.loading import DataSpec, load_problems
@@ -170,7 +171,7 @@ def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
         if tokenizer is None:  # which a run loads first
             return
         refused_in_one_line(lambda: tokenizer.chat("1+1=?"))
-        backend = refused_in_one_line(lambda: registry.create("fake", BackendSettings(str(folder))))
+        backend = refused_in_one_line(lambda: registry.create("fake", BackendSettings.of(str(folder))))
         if backend is not None:
             backend.close()
 

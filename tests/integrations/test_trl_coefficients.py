@@ -13,8 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
 
-from backends.interface import BackendSettings, Proxy, Sequences
+from backends.interface import Proxy, Sequences
 from backends.registry import create
+from backends.settings import BackendSettings
 from delta_cli.credit import token_coefficients
 from delta_cli.integrations.trl import DelTAConfig, DelTATrainer, scoring, trainer
 from tests.credit import oracle
@@ -121,7 +122,7 @@ def own(seen: Seen, proxy: Proxy, temperature: float) -> np.ndarray:
     lengths = seen.counted.sum(1).numpy()
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     tokens = seen.batch["completion_ids"][seen.counted].numpy()
-    backend = create("cpu", BackendSettings(MODEL))
+    backend = create("cpu", BackendSettings.of(MODEL))
     scores = backend.score(Sequences(tuple(prompts), tokens, starts, temperature), proxy)
     found = token_coefficients(scores.features, seen.batch["advantages"].double().numpy(), starts)
     backend.close()

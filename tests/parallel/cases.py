@@ -13,17 +13,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from backends.collective import SOLO
-from backends.interface import (
-    Collective,
-    Engine,
-    OptimizerSettings,
-    RolloutRequest,
-    Sampling,
-    Sequences,
-    Sharding,
-    starts_of,
-)
+from backends.interface import Collective, Engine, RolloutRequest, Sampling, Sequences, starts_of
 from backends.registry import create
+from backends.settings import Optimizer, Sharding
 from delta_cli.credit import PRESETS
 from delta_cli.data.problem import Problem
 from delta_cli.recipe import Recipe, load_recipe
@@ -190,7 +182,7 @@ def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
 def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
     """The gradient of one mini-batch, read off the weights: with a huge epsilon AdamW's step goes along it."""
     recipe = recipe_of(Case(sharding=sharding), models[True])
-    straight = OptimizerSettings(beta1=0.0, epsilon=1e8, weight_decay=0.0, max_grad_norm=0.0)
+    straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=1e8)
     engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
     updater = Updater(recipe, engine, ranks)
     batch, groups = batch_of(0), np.arange(2)

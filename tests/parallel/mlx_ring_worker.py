@@ -15,19 +15,8 @@ from typing import Any
 import numpy as np
 
 from backends import registry
-from backends.interface import (
-    BackendError,
-    BackendSettings,
-    Collective,
-    Engine,
-    LoraSettings,
-    OptimizerSettings,
-    Proxy,
-    RolloutRequest,
-    Sampling,
-    starts_of,
-    token_index,
-)
+from backends.interface import BackendError, Collective, Engine, Proxy, RolloutRequest, Sampling, starts_of, token_index
+from backends.settings import BackendSettings, Lora, Optimizer
 from delta_cli.credit import token_coefficients
 from tests.conformance.conftest import EOS, make_sequences
 from tests.conformance.objectives import Clipped
@@ -37,7 +26,7 @@ SHARES = {1: ([0, 1, 2, 3, 4, 5],), 2: ([0, 1, 2, 4, 5], [3]), 3: ([0, 1, 2, 4, 
 ADVANTAGES = np.array([0.7, -1.3, 0.4, 1.9, -0.4, 0.2])
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"gradient_checkpointing": True},
-    "lora": {"lora": LoraSettings(rank=2, scale=2.0)},
+    "lora": {"lora": Lora(rank=2, scale=2.0)},
 }
 RATE, UPDATES = 0.0005, 3
 
@@ -57,8 +46,8 @@ def main(ranks: int, trained: str, model: Path, out: Path) -> None:
 
 def settings(model: Path, trained: str) -> BackendSettings:
     """A large epsilon keeps Adam smooth: the default turns a gradient's rounding into a whole step."""
-    optimizer = OptimizerSettings(epsilon=1e-2, weight_decay=0.1, max_grad_norm=0.5)
-    return BackendSettings(str(model), optimizer=optimizer, **SETTINGS[trained])
+    optimizer = Optimizer(epsilon=1e-2, weight_decay=0.1, max_grad_norm=0.5)
+    return BackendSettings.of(str(model), optimizer=optimizer, **SETTINGS[trained])
 
 
 def exchange(collective: Collective) -> dict[str, Any]:

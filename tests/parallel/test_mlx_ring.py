@@ -17,8 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from backends import registry
-from backends.interface import BackendError, BackendSettings
+from backends.interface import BackendError
 from backends.launch import mlx_ranks
+from backends.settings import BackendSettings
 from tests.conformance.conftest import write_model
 
 pytest.importorskip("mlx.core", reason="backend 'mlx' needs mlx")
@@ -131,4 +132,4 @@ def test_weights_that_are_to_be_split_are_refused(tmp_path: Path) -> None:
     ranks: Any = SimpleNamespace(rank=0, size=2)
     model = write_model(tmp_path, tie=True)
     with pytest.raises(BackendError, match=r'parallel.sharding = "full".* set it to "none"'):
-        registry.create("mlx", BackendSettings(str(model), sharding="full"), ranks)
+        registry.create("mlx", BackendSettings.of(str(model), sharding="full"), ranks)

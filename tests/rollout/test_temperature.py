@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.interface import BackendSettings, Sequences
+from backends.interface import Sequences
+from backends.settings import BackendSettings
 from delta_cli.runs.folder import RunFolder, read_lines
 from tests.harness import make_recipe, train
 
@@ -33,7 +34,7 @@ def test_ratio_is_one_at_the_first_update_and_the_engine_agrees(backend: str, mo
     rows = list(read_lines(RunFolder(tmp_path / "run").rollout_file(1)))
     lengths = [len(row["tokens"]) for row in rows]
     recorded = np.concatenate([row["logprobs"] for row in rows])
-    exact = registry.create("fake", BackendSettings(str(model)))
+    exact = registry.create("fake", BackendSettings.of(str(model)))
     prompts = tuple(np.array(row["prompt_ids"]) for row in rows)
     tokens, starts = np.concatenate([row["tokens"] for row in rows]), np.concatenate([[0], np.cumsum(lengths)])
     gaps = {

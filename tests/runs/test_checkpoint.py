@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from backends import registry
-from backends.interface import BackendSettings
+from backends.settings import BackendSettings
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.runs import checkpoint
@@ -190,7 +190,7 @@ def test_every_backend_reports_a_full_disk(backend: str, model: Path, tmp_path: 
     """A limit on the size of files stands for the disk: the libraries have errors of their own for it."""
     import resource
 
-    made = registry.create(registry.resolve(backend), BackendSettings(str(model)))
+    made = registry.create(registry.resolve(backend), BackendSettings.of(str(model)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
@@ -243,7 +243,7 @@ def test_saving_is_quick(tmp_path: Path) -> None:
     from delta_cli.assets.random_model import write_qwen3
 
     write_qwen3(tmp_path / "model", vocab_size=258, hidden=64, layers=2)
-    backend = registry.create("fake", BackendSettings(str(tmp_path / "model")))
+    backend = registry.create("fake", BackendSettings.of(str(tmp_path / "model")))
     seconds = []
     for step in range(5):
         start = time.perf_counter()

@@ -19,7 +19,8 @@ import pytest
 import tokenizers
 from typer.testing import CliRunner
 
-from backends.interface import BackendError, BackendSettings
+from backends.interface import BackendError
+from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
@@ -238,10 +239,10 @@ def keys_of(section: str) -> set[str]:
 ARRIVES: dict[str, Found] = {
     "run.steps": lambda seen: len(seen.records),
     "run.threads": of(BackendSettings, "threads"),
-    "model.path": of(BackendSettings, "model"),
-    "model.dtype": of(BackendSettings, "dtype"),
-    "model.gradient_checkpointing": of(BackendSettings, "gradient_checkpointing"),
-    "model.lora.targets": lambda seen: list(seen.the(BackendSettings, "lora.targets")),
+    "model.path": of(BackendSettings, "model.path"),
+    "model.dtype": of(BackendSettings, "model.dtype"),
+    "model.gradient_checkpointing": of(BackendSettings, "model.gradient_checkpointing"),
+    "model.lora.targets": lambda seen: list(seen.the(BackendSettings, "model.lora.targets")),
     "data.template": lambda seen: one([seen.the(DataSpec, "template"), seen.the(EvaluationSettings, "template")]),
     "rollout.prompts": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "rollout"]),
     "rollout.responses": lambda seen: one([sampling.samples for sampling in seen.samplings("rollout")]),
@@ -254,7 +255,7 @@ ARRIVES: dict[str, Found] = {
     "rollout.stop": lambda seen: list(
         one([each.stop.strings for _, _, each in seen.rollouts if each.stop] + [seen.the(EvaluationSettings, "stop")])
     ),
-    "parallel.sharding": of(BackendSettings, "sharding"),
+    "parallel.sharding": of(BackendSettings, "parallel.sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),
     "reward.format_bonus": of(RewardSpec, "format_bonus"),
     "reward.length_penalty": of(RewardSpec, "length_penalty"),
@@ -276,7 +277,7 @@ ARRIVES: dict[str, Found] = {
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
     **{f"data.{name}": of(DataSpec, name) for name in ("held_out", "limit")},
     **{f"data.{name}": of(DataSpec, f"task.{name}") for name in ("operation", "digits", "filler")},
-    **{f"model.lora.{name}": of(BackendSettings, f"lora.{name}") for name in ("rank", "scale", "layers", "dora")},
+    **{f"model.lora.{name}": of(BackendSettings, f"model.lora.{name}") for name in ("rank", "scale", "layers", "dora")},
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
     **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
     **{
@@ -284,7 +285,7 @@ ARRIVES: dict[str, Found] = {
         for name in ("beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm", "moments", "offload")
     },
     **{
-        f"update.{name}": of(BackendSettings, name)
+        f"update.{name}": of(BackendSettings, f"memory.{name}")
         for name in ("micro_batch_tokens", "head_chunk_tokens", "feature_bytes", "feature_host_bytes")
     },
     **{
@@ -515,9 +516,8 @@ def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, mon
 def test_adapters_to_start_from_and_four_bits_reach_the_backend() -> None:
     changes = ["model.lora={ rank = 3 }", "model.adapter=somebody/adapter", "model.load_in_4bit=true"]
     settings = backend_settings(load_recipe(None, changes))
-    assert settings.load_in_4bit
-    assert settings.lora is not None
-    assert settings.lora.adapter == "somebody/adapter"
+    assert settings.model.load_in_4bit
+    assert settings.model.adapter == "somebody/adapter"
     for alone in changes[1:]:
         with pytest.raises(UserError, match=r"is for runs that train adapters; add \[model.lora\]"):
             load_recipe(None, [alone])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 from backends import registry
 from backends.collective import SOLO
 from backends.fake.backend import FakeEngine
-from backends.interface import BackendSettings, OptimizerSettings, RolloutRequest, Sampling, Sequences
+from backends.interface import RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coefficients
 from delta_cli.data.loading import DataSpec
 from delta_cli.evaluation.results import EvaluationSettings
@@ -75,7 +76,12 @@ def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
 
     def create(name: str, settings: BackendSettings, collective: Any = SOLO) -> FakeEngine:
         seen.made[BackendSettings].append(settings)
-        plain = replace(settings, lora=None, dtype="float32", optimizer=OptimizerSettings())
+        plain = BackendSettings.of(
+            settings.model.path,
+            micro_batch_tokens=settings.memory.micro_batch_tokens,
+            seed=settings.seed,
+            keep_reference=settings.keep_reference,
+        )
         return FakeEngine(plain, name)
 
     def drawn(_: Any, request: RolloutRequest, *__: Any) -> None:

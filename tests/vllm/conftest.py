@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.interface import BackendSettings, Completions, Engine, RolloutRequest, Sampling
+from backends.interface import Completions, Engine, RolloutRequest, Sampling
+from backends.settings import BackendSettings
 from backends.vllm import VllmSampler, VllmSettings
 from tests.conformance.conftest import EOS, VOCAB, write_model
 from tests.vllm.server import TestServer, serving
@@ -28,7 +29,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def trainer(model: Path) -> Engine:
-    return registry.create("fake", BackendSettings(model=str(model)))
+    return registry.create("fake", BackendSettings.of(str(model)))
 
 
 @dataclass

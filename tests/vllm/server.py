@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from backends import registry
-from backends.interface import BackendSettings, Engine, RolloutRequest, Sampling, Sequences
+from backends.interface import Engine, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings
 from delta_cli.data.tokenizer import Tokenizer
 
 COMPLETIONS, RELOAD, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
@@ -73,7 +74,7 @@ class TestServer:
         self.engine = self._load(self.model)
 
     def _load(self, folder: str) -> Engine:
-        return registry.create("fake", BackendSettings(model=folder))
+        return registry.create("fake", BackendSettings.of(folder))
 
     def restart(self) -> None:
         """As a supervisor does: on the weights it was started with."""

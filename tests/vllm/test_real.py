@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.interface import BackendSettings, Engine, LoraSettings, RolloutRequest, Sampling, Sequences
+from backends.interface import Engine, RolloutRequest, Sampling, Sequences
+from backends.settings import BackendSettings, Lora
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from delta_cli.data.tokenizer import Tokenizer
 from tests.conformance.oracle import cut_down
@@ -50,8 +51,8 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     wide = {"hidden": 64, "layers": 2, "head_dim": 32, "intermediate": 128, "scale": 0.1}
     model = str(write_model(folder / "model", tie=request.param.startswith("tied"), **wide))
     dora = request.param.endswith("dora")  # which vLLM does not know: it gets the whole model
-    lora = LoraSettings(rank=8, dora=dora) if dora or request.param.endswith("lora") else None
-    trainer = registry.create("cpu", BackendSettings(model=model, lora=lora))
+    lora = Lora(rank=8, dora=dora) if dora or request.param.endswith("lora") else None
+    trainer = registry.create("cpu", BackendSettings.of(model, lora=lora))
     launch = Launch(model, "float32", 512, 64, lora_rank=lora.rank if lora and not dora else None)
     launcher = Launcher(launch, PYTHON, folder / "vllm.log", print)
     launcher.check()

@@ -1,0 +1,139 @@
+"""The knobs of a backend. A recipe has the same sections, so that each key is declared once, here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Sharding = Literal["auto", "none", "optimizer", "full"]
+
+ROLLOUT_BATCH = 512  # responses that a local engine generates at a time, by default
+
+
+def key(default: Any, description: str, unit: str = "", **limits: Any) -> Any:
+    """A field with its meaning, unit and range."""
+    return Field(default, description=description, json_schema_extra={"unit": unit} if unit else None, **limits)
+
+
+class Section(BaseModel):
+    """A table of a recipe: frozen, and closed to keys that it does not name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def but(self, **values: Any) -> Self:
+        """A copy with these values, which are not checked."""
+        return self.model_copy(update=values)
+
+
+class Lora(Section):
+    """Train low-rank adapters instead of the whole model."""
+
+    # The adapted weight is W + scale · B·A. With DoRA each row of that sum has a trained length m, which starts as
+    # the row's length in W: m · row / ‖row‖, without a gradient through the norm (arXiv 2402.09353, section 4.3).
+    rank: int = key(16, "rank of the adapters", ge=1, le=1024)
+    scale: float = key(2.0, "factor on the adapters' product (alpha / rank)", gt=0, le=1024)
+    targets: tuple[str, ...] = key(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "names of the projections that get adapters",
+        min_length=1,
+        strict=False,
+    )
+    layers: int | None = key(None, "how many layers get adapters, counted from the last; absent: all", ge=1)
+    dora: bool = key(False, "train the length of each row of a weight apart from its direction (DoRA)")
+
+
+class Model(Section):
+    """The policy that is trained."""
+
+    path: str = key("tiny-base", 'model folder, name on the Hugging Face hub, or "tiny-base" (shipped)', min_length=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = key(
+        "float32", "type of the compute, master weights are float32; float16 is for adapters with mlx, on an M1"
+    )
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    lora: Lora | None = key(None, "train low-rank adapters; absent: the whole model")
+    adapter: str | None = key(None, "adapters of PEFT or mlx-lm to start from: a folder or hub name", min_length=1)
+    load_in_4bit: bool = key(False, "quantise the base to 4 bits as it is loaded; needs [model.lora]")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lora is None and (name := "adapter" if self.adapter else "load_in_4bit" if self.load_in_4bit else ""):
+            raise ValueError(f"model.{name} is for runs that train adapters; add [model.lora], or remove it")
+        return self
+
+    @property
+    def published_adapters(self) -> Lora | None:
+        """The adapters that a sampling engine gets alone; None if it gets the whole model, as vLLM does under DoRA."""
+        return None if self.lora is None or self.lora.dora else self.lora
+
+
+class Optimizer(Section):
+    """AdamW with decoupled weight decay and bias-corrected moments.
+
+    A backend refuses what it cannot do: int8 moments, or offloading where device and host share one memory.
+    """
+
+    beta1: float = key(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW: decay of the second moment", ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW: added to the denominator", gt=0, le=1)
+    weight_decay: float = key(0.1, "AdamW: decoupled weight decay", ge=0, le=10)
+    max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
+    moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
+    offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
+
+    def clip_factor(self, norm: float) -> float:
+        """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""
+        return self.max_grad_norm / norm if 0 < self.max_grad_norm < norm else 1.0
+
+
+class MemoryBudget(Section):
+    """How much a backend holds at a time. They change the memory and time of a run, not its results."""
+
+    micro_batch_tokens: int = key(16384, "tokens of one forward and backward, padding included", "tokens", ge=1)
+    head_chunk_tokens: int = key(512, "tokens whose logits exist at a time", "tokens", ge=1)
+    feature_bytes: int = key(2**33, "token features kept on the device", "bytes", ge=0)
+    feature_host_bytes: int = key(2**36, "token features kept on the host, the rest is computed anew", "bytes", ge=0)
+
+
+class Parallel(Section):
+    """How several processes train one model together; their number changes no result."""
+
+    processes: int = key(1, "processes that delta train starts on this machine", "processes", ge=1, le=1024)
+    sharding: Sharding = key(
+        "auto",
+        "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
+        "auto: none below 2 billion trained weights, else full",
+    )
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """Everything that a backend needs to know before it loads a model: whole sections, and a few values more."""
+
+    model: Model  # its path is a folder or a hub name
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    parallel: Parallel = field(default_factory=Parallel)
+    rollout_batch: int = ROLLOUT_BATCH
+    seed: int = 0  # for what is initialised at random (adapters)
+    threads: int | None = None  # of the processor; None: the backend's choice
+    keep_reference: bool = False  # hold what Learner.reference() needs
+    frozen: bool = False  # draw and score only: quantised weights then need no adapters
+
+    @classmethod
+    def of(cls, path: str, **values: Any) -> BackendSettings:
+        """Settings for the model at ``path`` from keys without their sections; the other keys have their defaults.
+
+        ``of(path, dtype="bfloat16", micro_batch_tokens=512, keep_reference=True)``. Raises pydantic's
+        ValidationError for a value out of range, TypeError for a name that is no key.
+        """
+        model = Model(path=path, **_taken(values, Model))
+        optimizer = values.pop("optimizer", None) or Optimizer(**_taken(values, Optimizer))
+        memory = MemoryBudget(**_taken(values, MemoryBudget))
+        return cls(model, optimizer, memory, Parallel(**_taken(values, Parallel)), **values)
+
+
+def _taken(values: dict[str, Any], section: type[Section]) -> dict[str, Any]:
+    """Take the section's keys out of ``values``."""
+    return {name: values.pop(name) for name in section.model_fields if name in values}
