@@ -45,7 +45,7 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rollout.batch import RolloutBatch, roll
 from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
-from delta_cli.study.summary import Interval, over_seeds
+from delta_cli.study.summary import SeedInterval, over_seeds
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
 
@@ -141,7 +141,7 @@ class Summary:
         """Names of a table's rows, in order."""
         return list(dict.fromkeys(row for _, found, row, _ in self._intervals if found == table))
 
-    def interval(self, step: int, table: str, row: str, number: str) -> Interval | None:
+    def interval(self, step: int, table: str, row: str, number: str) -> SeedInterval | None:
         """Mean and interval of one number; None where no seed has it."""
         return self._intervals.get((step, table, row, number))
 
@@ -197,7 +197,7 @@ def long_table(summary: Summary, table: str, title: str, numbers: Sequence[str])
     return _table(title, ["", "step", *(number.replace("_", " ") for number in numbers)], rows)
 
 
-def _percent(found: Interval | None) -> str:
+def _percent(found: SeedInterval | None) -> str:
     return "" if found is None else f"{found.mean:.0%}"
 
 

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from delta_cli.reporting.inspection import most_mixed
-from delta_cli.runs.records import RecordedRun, Response
+from delta_cli.runs.records import RecordedResponse, RecordedRun
 
 Record = dict[str, Any]
 SHOWN = 8  # responses in the picture
@@ -64,7 +64,7 @@ def extract(run: RecordedRun, step: int) -> Record:
     }
 
 
-def _shown(run: RecordedRun, response: Response) -> Record:
+def _shown(run: RecordedRun, response: RecordedResponse) -> Record:
     pieces = run.tokenizer.pieces(response.tokens)
     return {
         "pieces": pieces,

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from delta_cli.reporting.html_pages import inspection_page
 from delta_cli.reporting.inspection import inspect_run
-from delta_cli.reporting.page import inspection_page
 from delta_cli.reporting.report import write_report
 from delta_cli.runs.folder import RunFolder
 from tests.reporting import synthetic

@@ -31,5 +31,14 @@ class StopRequested(Exception):
     """Somebody asked the run to stop; raised where that loses nothing that was saved."""
 
 
+class Interrupted(Exception):
+    """The run was asked to stop and has saved; ``step`` is the one it goes on from, ``dropped`` the phase under way."""
+
+    def __init__(self, step: int, dropped: str = "") -> None:
+        self.step = step
+        self.dropped = dropped
+        super().__init__(f"stopped after step {step}")
+
+
 class RenamedWarning(FutureWarning):
     """A recipe uses a key's old name, which works for one more release."""

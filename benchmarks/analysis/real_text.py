@@ -18,7 +18,7 @@ from scipy import stats
 
 from backends.arrays import Bools, Doubles
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.runs.records import Response
+from delta_cli.runs.records import RecordedResponse
 
 Kind = Literal["digits", "operators", "words", "formatting", "end"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -70,7 +70,7 @@ def kind_of(text: str) -> Kind:
     return "words" if any(character.isalpha() for character in bare) else "formatting"
 
 
-def kinds(response: Response, tokenizer: Tokenizer) -> list[Kind]:
+def kinds(response: RecordedResponse, tokenizer: Tokenizer) -> list[Kind]:
     """The kind of each token; "end" is the last one, where it says nothing but that the response ends."""
     found = [kind_of(piece) for piece in tokenizer.pieces(response.tokens)]
     if found and not response.truncated and not tokenizer.decode(response.tokens[-1:]).strip():
@@ -96,7 +96,7 @@ def first_wrong(pieces: Sequence[str]) -> int | None:
     return None
 
 
-def kind_rows(responses: Iterable[Response], tokenizer: Tokenizer) -> list[KindRow]:
+def kind_rows(responses: Iterable[RecordedResponse], tokenizer: Tokenizer) -> list[KindRow]:
     """The table of kinds over responses with an advantage."""
     columns = _columns(responses, tokenizer)
     rows = []
@@ -110,7 +110,7 @@ def kind_rows(responses: Iterable[Response], tokenizer: Tokenizer) -> list[KindR
     return rows
 
 
-def agreements(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Agreement]:
+def agreements(responses: Iterable[RecordedResponse], tokenizer: Tokenizer) -> list[Agreement]:
     """How the coefficient goes along with surprisal and entropy."""
     columns = _columns(responses, tokenizer)
     found = []
@@ -128,7 +128,7 @@ def agreements(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Agre
 _TOLD = ("surprisal", "entropy")
 
 
-def findings(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Finding]:
+def findings(responses: Iterable[RecordedResponse], tokenizer: Tokenizer) -> list[Finding]:
     """How well coefficient, surprisal and entropy single out the first wrong token, in responses with A < 0."""
     scores: dict[str, list[tuple[float, float]]] = {"coefficient": [], "surprisal": [], "entropy": []}
     for response in responses:
@@ -145,7 +145,7 @@ def findings(responses: Iterable[Response], tokenizer: Tokenizer) -> list[Findin
     return [Finding(name, _mean(each, 0), _mean(each, 1), len(each)) for name, each in scores.items()]
 
 
-def _weights(response: Response) -> dict[str, Doubles]:
+def _weights(response: RecordedResponse) -> dict[str, Doubles]:
     return {
         "coefficient": response.coefficients,
         "surprisal": -response.logprobs,
@@ -165,7 +165,7 @@ def _mean(pairs: Sequence[tuple[float, float]], column: int) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def _columns(responses: Iterable[Response], tokenizer: Tokenizer) -> dict[str, Doubles]:
+def _columns(responses: Iterable[RecordedResponse], tokenizer: Tokenizer) -> dict[str, Doubles]:
     """The tokens of responses with an advantage, a column for each number."""
     parts: dict[str, list[Doubles]] = {name: [] for name in ("kind", "sign", "coefficient", "surprisal", "entropy")}
     for response in responses:

@@ -26,7 +26,7 @@ from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.evaluation.evaluate import Benchmark
-    from delta_cli.evaluation.results import Evaluation, EvaluationSettings
+    from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
     from delta_cli.recipe import Recipe
     from delta_cli.recipe.models import Engine
     from delta_cli.rewards.weighted import Graders
@@ -139,7 +139,7 @@ def compare(
 
     from delta_cli.evaluation import compare as comparison
     from delta_cli.evaluation.saved_results import comparable, evaluations_of
-    from delta_cli.evaluation.tables import render_comparison, render_found
+    from delta_cli.evaluation.tables import render_comparison, render_evaluations
 
     console = Console()
     if after is None:
@@ -147,7 +147,7 @@ def compare(
         if json:
             typer.echo(dumps([{"path": str(each.path)} | each.as_json() for each in found], ensure_ascii=False))
         else:
-            console.print(render_found(found))
+            console.print(render_evaluations(found))
         return
     first, second = comparable(before, after)
     result = comparison.compare(first.evaluation, second.evaluation)
@@ -240,12 +240,12 @@ def _run(
     place: Path,
     numbered: bool,
     quiet: bool,
-) -> tuple[Evaluation, Path]:
+) -> tuple[EvaluationResult, Path]:
     """The evaluation and its folder: ``place``, or where ``numbered`` the first of place, place-2, … that is free."""
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.evaluate import own_folder
-    from delta_cli.reporting.progress import evaluation_progress
+    from delta_cli.reporting.evaluation_progress import evaluation_progress
     from delta_cli.rollout.worker import RolloutWorker
 
     with ExitStack() as stack:

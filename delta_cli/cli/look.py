@@ -51,13 +51,13 @@ def inspect(
     if format_ is Format.json:
         typer.echo(to_json(found))
     elif format_ is Format.html:
-        from delta_cli.reporting.page import inspection_page
+        from delta_cli.reporting.html_pages import inspection_page
 
         typer.echo(inspection_page(found))
     else:
         from rich.console import Console
 
-        from delta_cli.reporting.inspect_text import render
+        from delta_cli.reporting.inspection_text import render
 
         Console().print(render(found))
 

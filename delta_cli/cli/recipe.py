@@ -26,7 +26,7 @@ def keys(
     """List keys with their default, type, range, unit and meaning; of a section, or of all."""
     from rich.console import Console
 
-    from delta_cli.reporting.keys import key_lines
+    from delta_cli.reporting.recipe_help import key_lines
 
     for line in key_lines(section, Console().width):
         typer.echo(line)
@@ -39,7 +39,7 @@ def explain(
     """Say all that is known of one key."""
     from rich.console import Console
 
-    from delta_cli.reporting.keys import explained
+    from delta_cli.reporting.recipe_help import explained
 
     for line in explained(key, Console().width):
         typer.echo(line)

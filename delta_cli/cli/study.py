@@ -55,7 +55,7 @@ def study(
     from delta_cli.runs.folder import writing
     from delta_cli.study.grid import Grid
     from delta_cli.study.plan import load_study
-    from delta_cli.study.watch import StudyWatch
+    from delta_cli.study.progress import StudyProgress
 
     given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
     loaded = load_study(plan, scale, set_ or (), **{name: value for name, value in given if value is not None})
@@ -66,7 +66,7 @@ def study(
         with FileLock(folder / ".lock", timeout=0):
             if not summary:
                 signal.signal(signal.SIGTERM, _terminate)
-                with StudyWatch(Console()) as watch:
+                with StudyProgress(Console()) as watch:
                     watch.grid = Grid(loaded, plan.parent, folder, watch.line)
                     watch.grid.run()
             _sum_up(loaded, plan.parent, folder)
@@ -93,7 +93,7 @@ def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
     from delta_cli.runs.folder import writing
     from delta_cli.study import render
     from delta_cli.study import summary as results
-    from delta_cli.study.measured import measured, measured_arms, measured_table
+    from delta_cli.study.checkpoint_table import measured, measured_arms, measured_table
 
     found = results.outcomes(study, folder)
     rows = results.summarise(study, found)

@@ -23,7 +23,7 @@ from delta_cli.errors import UserError
 if TYPE_CHECKING:
     from backends.interface import Collective
     from delta_cli.recipe import Recipe
-    from delta_cli.reporting.console import Mode
+    from delta_cli.reporting.console import DisplayMode
 
 
 @app.command(short_help="Train a model by a recipe, or go on with a run.")
@@ -69,7 +69,7 @@ def train(
 
     own = {"parallel.processes": processes, "run.threads": threads}
     overrides = [*(set_ or ()), *(f"{name}={value}" for name, value in own.items() if value is not None)]
-    mode: Mode = "json" if json else "quiet" if quiet else "auto"
+    mode: DisplayMode = "json" if json else "quiet" if quiet else "auto"
     rank, size = rank_and_size()
     if size > 1:  # one of several that were started together: the first one decides for all
         ranks = registry.join(registry.resolve(backend))
@@ -88,7 +88,7 @@ def train(
         sys.exit(_train(loaded, backend, folder, mode, resume, registry.join(registry.resolve(backend))))
 
 
-def _dry_run(loaded: Recipe, backend: str, mode: Mode) -> None:
+def _dry_run(loaded: Recipe, backend: str, mode: DisplayMode) -> None:
     """The recipe and what it needs: for people, as lines of JSON, or only what is wrong."""
     from json import dumps
 
@@ -122,7 +122,7 @@ def _launch(
     recipe: Path | None,
     backend: str,
     folder: Path,
-    mode: Mode,
+    mode: DisplayMode,
     resume: bool,
     overrides: Sequence[str],
 ) -> int:
@@ -135,14 +135,14 @@ def _launch(
     return launch(backend, loaded.parallel.processes, arguments)
 
 
-def _train(recipe: Recipe, backend: str, folder: Path, mode: Mode, resume: bool, ranks: Collective) -> int:
+def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume: bool, ranks: Collective) -> int:
     """Run to the end or until asked to stop; the exit code. The first rank alone prints."""
+    from delta_cli.errors import Interrupted
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
     from delta_cli.runs.observer import Observer
     from delta_cli.runs.status import recorded_end
     from delta_cli.training.setup import open_trainer
-    from delta_cli.training.trainer import Interrupted
 
     stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
     observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()

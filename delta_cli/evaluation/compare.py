@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from backends.arrays import Bools
 from delta_cli.errors import UserError
 from delta_cli.evaluation import statistics
-from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, FrozenModel
+from delta_cli.evaluation.results import BenchmarkResult, EvaluationResult, EvaluationSettings, FrozenModel
 from delta_cli.evaluation.statistics import Estimate, RankTest
 
 FREE_SETTINGS = {"seed"}  # may differ: both are samples of the same distributions
@@ -47,7 +47,7 @@ class _Pair:
     after: Bools  # [P, k]
 
 
-def compare(before: Evaluation, after: Evaluation) -> Comparison:
+def compare(before: EvaluationResult, after: EvaluationResult) -> Comparison:
     """Is ``after`` better than ``before``? Raises UserError, naming what differs, unless they were made alike."""
     _require_alike(before, after)
     others = {each.name: each for each in after.benchmarks}
@@ -71,7 +71,7 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     )
 
 
-def unlike(before: Evaluation, after: Evaluation) -> list[str]:
+def unlike(before: EvaluationResult, after: EvaluationResult) -> list[str]:
     """What keeps two evaluations from being compared: suite, settings and benchmarks in which they differ."""
     mine, theirs = ({"suite": each.suite, **each.settings.model_dump()} for each in (before, after))
     differences = [
@@ -92,7 +92,7 @@ def _statement(test: RankTest, before: str, after: str) -> str:
     )
 
 
-def _require_alike(before: Evaluation, after: Evaluation) -> None:
+def _require_alike(before: EvaluationResult, after: EvaluationResult) -> None:
     if differences := unlike(before, after):
         raise UserError(
             f"{before.label} and {after.label} were not evaluated alike: {'; '.join(differences)}; "

@@ -18,9 +18,15 @@ from delta_cli import __version__
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
-from delta_cli.evaluation.results import BenchmarkResult, Evaluation, EvaluationSettings, Outcome, Response
+from delta_cli.evaluation.response_file import ResponseFile, writing
+from delta_cli.evaluation.results import (
+    BenchmarkResult,
+    EvaluationResult,
+    EvaluationSettings,
+    SampledResponse,
+    SampleOutcome,
+)
 from delta_cli.evaluation.statistics import suite_scores
-from delta_cli.evaluation.store import ResponseFile, writing
 from delta_cli.rewards.choice import chosen
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.math.boxed import last_box
@@ -38,7 +44,7 @@ EXTRACT: dict[str, Callable[[str], str | None]] = {
     "code": lambda text: None,
 }
 
-Progress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
+EvaluationProgress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def evaluate(
     weights: str | None = None,
     step: int | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
-) -> Evaluation:
+    progress: EvaluationProgress | None = None,
+) -> EvaluationResult:
     """Evaluate what is loaded on ``backend`` and write ``evaluation.json``.
 
     ``model`` is its name for people, ``weights`` the folder or hub name of what was loaded (absent:
@@ -83,7 +89,7 @@ def evaluate(
         )
         for benchmark in benchmarks
     )
-    evaluation = Evaluation(
+    evaluation = EvaluationResult(
         model=model,
         step=step,
         backend=backend,
@@ -120,7 +126,7 @@ def own_folder(
     responses, data = responses_folder(weights, backend, settings), data_digest(benchmarks)
     for number in itertools.count(1):
         folder = place if number == 1 else place.with_name(f"{place.name}-{number}")
-        there = Evaluation.read(folder) if (folder / results.FILE).exists() else None
+        there = EvaluationResult.read(folder) if (folder / results.FILE).exists() else None
         if there is None or (there.responses, there.data) == (responses.as_posix(), data):
             yield folder
 
@@ -130,7 +136,7 @@ def run_benchmark(
     benchmark: Benchmark,
     settings: EvaluationSettings,
     kept: ResponseFile | None = None,
-    progress: Progress | None = None,
+    progress: EvaluationProgress | None = None,
     interrupt: Callable[[], None] = lambda: None,
 ) -> BenchmarkResult:
     """Draw and grade ``settings.samples`` responses to each problem; nothing is written without ``kept``.
@@ -142,7 +148,7 @@ def run_benchmark(
     worker = replace(worker, template=settings.template)
     samples, total = settings.samples, len(benchmark.problems)
     size = max(1, SLICE_RESPONSES // samples)  # problems
-    outcomes: list[Sequence[Outcome]] = []
+    outcomes: list[Sequence[SampleOutcome]] = []
     for start in range(0, total, size):
         problems = benchmark.problems[start : start + size]
 
@@ -150,7 +156,7 @@ def run_benchmark(
             if progress:
                 progress(benchmark.name, before + done, total * samples)
 
-        groups: Sequence[Sequence[Outcome]] | None = kept.find(problems, samples) if kept else None
+        groups: Sequence[Sequence[SampleOutcome]] | None = kept.find(problems, samples) if kept else None
         if groups is None:
             seed = int(_digest(str(settings.seed), benchmark.name, str(start))[:8], 16)
             groups = drawn = _draw(worker, problems, settings, seed, report, interrupt)
@@ -169,7 +175,7 @@ def _draw(
     seed: int,
     report: Callable[[int], None],
     interrupt: Callable[[], None],
-) -> list[list[Response]]:
+) -> list[list[SampledResponse]]:
     """Graded responses [P][k]; ``report`` hears how many are drawn."""
     sampling = settings.sampling(worker.tokenizer, seed)
     drawn = worker.draw(problems, sampling, lambda done, _: report(done), interrupt).result()
@@ -189,9 +195,9 @@ def _response(
     truncated: bool,
     verdict: Verdict,
     settings: EvaluationSettings,
-) -> Response:
+) -> SampledResponse:
     """A response as it is kept."""
-    return Response(
+    return SampledResponse(
         problem=problem.id,
         sample=sample,
         text=text,

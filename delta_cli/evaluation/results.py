@@ -80,7 +80,7 @@ class EvaluationSettings(FrozenModel):
         return ", ".join(words + ([f"min-p {self.min_p:g}"] if self.min_p else []))
 
 
-class Outcome(BaseModel):
+class SampleOutcome(BaseModel):
     """What became of one response."""
 
     model_config = ConfigDict(frozen=True)
@@ -94,7 +94,7 @@ class Outcome(BaseModel):
     failure: str | None = None  # why grading failed, where it did
 
 
-class Response(Outcome):
+class SampledResponse(SampleOutcome):
     """An outcome with the text that led to it."""
 
     text: str
@@ -133,7 +133,7 @@ class BenchmarkResult(Summary):
         return np.array([[mark == "1" for mark in self.outcomes[problem]] for problem in ids])
 
 
-class Evaluation(FrozenModel):
+class EvaluationResult(FrozenModel):
     """One model on one suite: what ``evaluation.json`` holds. Format 1 had neither step, limit nor data."""
 
     format: Literal[1, 2] = 2
@@ -170,7 +170,7 @@ class Evaluation(FrozenModel):
         beside.replace(folder / FILE)
 
     @classmethod
-    def read(cls, path: Path) -> Evaluation:
+    def read(cls, path: Path) -> EvaluationResult:
         """From an evaluation's folder or file. Raises UserError where there is none or it is damaged."""
         file = path / FILE if path.is_dir() else path
         try:
@@ -185,7 +185,7 @@ class Evaluation(FrozenModel):
 
 def summarize(
     name: str,
-    outcomes: Sequence[Sequence[Outcome]],
+    outcomes: Sequence[Sequence[SampleOutcome]],
     settings: EvaluationSettings,
     kinds: Mapping[str, str] | None = None,
 ) -> BenchmarkResult:
@@ -220,9 +220,9 @@ def summarize(
     )
 
 
-def _by_kind(outcomes: Sequence[Outcome], kinds: Mapping[str, str]) -> dict[str, KindResult]:
+def _by_kind(outcomes: Sequence[SampleOutcome], kinds: Mapping[str, str]) -> dict[str, KindResult]:
     """What became of each kind of problem; nothing where there are no kinds."""
-    found: dict[str, list[Outcome]] = {}
+    found: dict[str, list[SampleOutcome]] = {}
     for outcome in outcomes:
         if kind := kinds.get(outcome.problem):
             found.setdefault(kind, []).append(outcome)

@@ -9,7 +9,7 @@ from typing import Any
 
 from delta_cli.errors import UserError
 from delta_cli.evaluation.compare import unlike
-from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.evaluation.results import FILE, EvaluationResult
 
 FOLDER = "evaluations"  # of a run
 NAMED = 4  # evaluations that a message lists
@@ -20,7 +20,7 @@ class SavedEvaluation:
     """An evaluation and its folder."""
 
     path: Path
-    evaluation: Evaluation
+    evaluation: EvaluationResult
 
     def as_json(self) -> dict[str, Any]:
         """What tells it from others, and its result."""
@@ -35,13 +35,13 @@ def evaluations_of(path: Path) -> list[SavedEvaluation]:
     Raises UserError where there is none.
     """
     if path.is_file() or (path / FILE).is_file():
-        return [SavedEvaluation(path if path.is_dir() else path.parent, Evaluation.read(path))]
+        return [SavedEvaluation(path if path.is_dir() else path.parent, EvaluationResult.read(path))]
     if not path.exists() and (Path(FOLDER) / path.name).is_dir():
         path = Path(FOLDER) / path.name  # where delta eval puts those of a model
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
     root = path / FOLDER if (path / "recipe.toml").is_file() else path
-    found = [SavedEvaluation(file.parent, Evaluation.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
+    found = [SavedEvaluation(file.parent, EvaluationResult.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
     if not found:
         raise UserError(f"{path}: holds no evaluation; make one: delta eval {path} --data FILE (or --suite NAME)")
     return sorted(found, key=lambda each: (each.evaluation.suite, each.evaluation.step or 0))
@@ -73,7 +73,7 @@ def comparable(before: Path, after: Path) -> tuple[SavedEvaluation, SavedEvaluat
     return max(pairs, key=lambda pair: (pair[0].evaluation.step or 0, pair[1].evaluation.step or 0))
 
 
-def _kind(evaluation: Evaluation) -> str:
+def _kind(evaluation: EvaluationResult) -> str:
     """Two evaluations of one kind can be compared."""
     return f"{evaluation.suite} {evaluation.limit} {evaluation.settings.model_copy(update={'seed': 0})}"
 

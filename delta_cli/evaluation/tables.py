@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from delta_cli.evaluation.compare import Comparison, ComparisonRow
-from delta_cli.evaluation.results import Evaluation, KindResult, Summary
+from delta_cli.evaluation.results import EvaluationResult, KindResult, Summary
 from delta_cli.evaluation.saved_results import SavedEvaluation
 from delta_cli.evaluation.statistics import Estimate
 from delta_cli.text import count
 
-Cell = tuple[str, ...]  # parts on one line where there is room, else below each other
+CellParts = tuple[str, ...]  # parts on one line where there is room, else below each other
 LABELS = (24, 14)  # cells that a row's label may take where room is short
 
 
-def render(evaluation: Evaluation) -> RenderableType:
+def render(evaluation: EvaluationResult) -> RenderableType:
     """Percentages with their standard errors; 95 % intervals of avg@k; lengths in tokens."""
     settings = evaluation.settings
     k = settings.samples
@@ -29,7 +29,7 @@ def render(evaluation: Evaluation) -> RenderableType:
     if len(columns) > 1:
         columns.append(evaluation.average)
         names.append("Avg")
-    rows: list[tuple[str, list[Cell]]] = [
+    rows: list[tuple[str, list[CellParts]]] = [
         ("questions", [(str(each.questions),) for each in columns]),
         (f"avg@{k}", [_share(each.avg) for each in columns]),
         ("95 % interval", [_interval(each.avg) for each in columns]),
@@ -66,7 +66,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
     columns: list[ComparisonRow] = [*comparison.benchmarks]
     if len(columns) > 1:
         columns.append(comparison.average)
-    rows: list[tuple[str, list[Cell]]] = [
+    rows: list[tuple[str, list[CellParts]]] = [
         ("questions", [(str(row.questions),) for row in columns]),
         (comparison.before, [_share(row.before) for row in columns]),
         (comparison.after, [_share(row.after) for row in columns]),
@@ -84,7 +84,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
     return Group(title, table, Text(how, style="dim"), Text(comparison.statement))
 
 
-def render_found(found: Sequence[SavedEvaluation]) -> RenderableType:
+def render_evaluations(found: Sequence[SavedEvaluation]) -> RenderableType:
     """The evaluations of a run or a model, a line each."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in ("step", "avg@k %", "k"):
@@ -103,7 +103,7 @@ class SideBySide:
     """A column for each benchmark: cells on one line where there is room, else on two, else in several tables."""
 
     names: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[CellParts]]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """The widest layout that fits."""
@@ -135,7 +135,7 @@ def _weighted(columns: Sequence[object]) -> str:
     return "; Avg is weighted by questions" if len(columns) > 1 else ""
 
 
-def _share(estimate: Estimate) -> Cell:
+def _share(estimate: Estimate) -> CellParts:
     return f"{100 * estimate.mean:.2f}", f"±{100 * estimate.standard_error:.2f}"
 
 
@@ -143,7 +143,7 @@ def _points(share: float, digits: int) -> str:
     return f"{100 * share:+.{digits}f}".replace("-", "−")
 
 
-def _interval(estimate: Estimate, signed: bool = False) -> Cell:
+def _interval(estimate: Estimate, signed: bool = False) -> CellParts:
     if signed:
         return f"{_points(estimate.low, 1)} …", _points(estimate.high, 1)
     return f"{100 * estimate.low:.1f} …", f"{100 * estimate.high:.1f}"

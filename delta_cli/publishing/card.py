@@ -6,7 +6,7 @@ from pathlib import Path
 
 from delta_cli import __version__
 from delta_cli.assets import model_path
-from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.evaluation.results import FILE, EvaluationResult
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.document import to_toml
 from delta_cli.runs.records import RecordedRun
@@ -100,7 +100,7 @@ def _curve(recorded: RecordedRun) -> list[str]:
 
 def _evaluations(run: Path, step: int | None) -> list[str]:
     """The run's evaluations of that very step: what the card's numbers are of is this model."""
-    found = [Evaluation.read(file) for file in sorted((run / "evaluations").glob(f"*/{FILE}"))]
+    found = [EvaluationResult.read(file) for file in sorted((run / "evaluations").glob(f"*/{FILE}"))]
     rows = [
         f"| {each.suite} | {each.average.avg.mean:.1%} ({each.average.avg.low:.1%} to {each.average.avg.high:.1%}) | "
         f"{each.settings.samples} | {each.settings.temperature:g} | {each.settings.truncation} |"

@@ -10,16 +10,16 @@ from typing import IO, Any, Literal
 
 from rich.console import Console
 
-from delta_cli.reporting.live import LiveObserver
-from delta_cli.reporting.pace import Pace
+from delta_cli.reporting.live_display import LiveObserver
+from delta_cli.reporting.remaining_time import RemainingTime
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.text import count, duration, evaluation_line, number, percent, visible
 
-Mode = Literal["auto", "live", "plain", "quiet", "json"]
+DisplayMode = Literal["auto", "live", "plain", "quiet", "json"]
 
 
-def console_observer(mode: Mode, console: Console | None = None) -> Observer:
+def console_observer(mode: DisplayMode, console: Console | None = None) -> Observer:
     """The observer that prints a run in the way asked for.
 
     ``auto`` is ``live`` where stdout is a terminal that can move its cursor, else ``plain``.
@@ -52,7 +52,7 @@ class PlainObserver(Observer):
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self._pace = Pace()
+        self._pace = RemainingTime()
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Where the run is written and how long it is."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delta_cli.reporting import clouds
-from delta_cli.reporting.outcomes import lengths_by_outcome
+from delta_cli.reporting import token_cloud
+from delta_cli.reporting.length_by_outcome import lengths_by_outcome
 from delta_cli.runs.metrics import METRICS, PHASES
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
@@ -63,13 +63,13 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
             which = f": {visible(run.name)}" if len(runs) > 1 else ""
             caption = "median, middle half and 90 % of the coefficients; means of both sides"
             found.append(Chart(f"coefficients_{place + 1}", f"Coefficients{which}", caption, _coefficients(run)))
-            words = clouds.cloud(run)
+            words = token_cloud.cloud(run)
             if words is not None:
                 caption = (
                     f"mean coefficients up to step {words.step}: the larger a token, the further its mean from 1; "
                     "⁺ in responses with A > 0, ⁻ with A < 0"
                 )
-                draw = clouds.drawing(words, (COLOURS[1], COLOURS[0]))
+                draw = token_cloud.drawing(words, (COLOURS[1], COLOURS[0]))
                 found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 2.9))
     height = 1.1 + 0.35 * len(runs)
     found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))

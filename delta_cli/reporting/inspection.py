@@ -16,26 +16,26 @@ import numpy as np
 from backends.arrays import Bools
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
-from delta_cli.reporting.prefixes import Node, first_parting, prefix_tree
-from delta_cli.reporting.scale import Scale
-from delta_cli.reporting.tokens import TokenStatistics, TokenTable
+from delta_cli.reporting.coefficient_statistics import CoefficientStatistics, TokenTable
+from delta_cli.reporting.colour_scale import ColourScale
+from delta_cli.reporting.prefix_tree import PrefixNode, first_parting, prefix_tree
 from delta_cli.rewards.equations import Equation, find_equations
-from delta_cli.runs.records import RecordedRun, Response
+from delta_cli.runs.records import RecordedResponse, RecordedRun
 
 NAMED = 8  # problems that an error message lists
 
 
 @dataclass(frozen=True)
-class Read:
+class InspectedResponse:
     """A response with the text of each token and the equations it writes."""
 
-    response: Response
+    response: RecordedResponse
     pieces: list[str]  # [n]
     equations: tuple[Equation, ...]
     false: Bools  # [n] tokens inside an equation that does not hold
 
     @classmethod
-    def of(cls, response: Response, tokenizer: Tokenizer) -> Read:
+    def of(cls, response: RecordedResponse, tokenizer: Tokenizer) -> InspectedResponse:
         """Find the pieces and check the equations."""
         pieces = tokenizer.pieces(response.tokens)
         equations = find_equations("".join(pieces))
@@ -63,13 +63,13 @@ class Inspection:
     prompt: str
     answer: str
     others: tuple[str, ...]  # ids of all problems of the step
-    reads: tuple[Read, ...]  # right ones first, otherwise as recorded
-    tree: Node  # its rows index ``reads``
+    reads: tuple[InspectedResponse, ...]  # right ones first, otherwise as recorded
+    tree: PrefixNode  # its rows index ``reads``
     table: TokenTable
     table_of: str  # "step 12" or "the run"
 
     @cached_property
-    def variants(self) -> list[tuple[Read, int]]:
+    def variants(self) -> list[tuple[InspectedResponse, int]]:
         """The responses without repetitions, and how often each was drawn; the most frequent first on each side."""
         counts = Counter(read.response.tokens.tobytes() for read in self.reads)
         first = {read.response.tokens.tobytes(): read for read in reversed(self.reads)}
@@ -77,21 +77,21 @@ class Inspection:
         return [(read, counts[tokens]) for tokens, read in ordered]
 
     @cached_property
-    def scale(self) -> Scale:
+    def scale(self) -> ColourScale:
         """The colours' range, from the responses shown."""
-        return Scale.covering(read.response.coefficients for read in self.reads)
+        return ColourScale.covering(read.response.coefficients for read in self.reads)
 
     @cached_property
-    def parting(self) -> Node | None:
+    def parting(self) -> PrefixNode | None:
         """Where a right and a wrong response first go different ways."""
         return first_parting(self.tree)
 
-    def text(self, node: Node, limit: int | None = None) -> str:
+    def text(self, node: PrefixNode, limit: int | None = None) -> str:
         """What the tokens of a node say, the first ``limit`` of them."""
         stop = node.stop if limit is None else min(node.stop, node.start + limit)
         return "".join(self.reads[node.rows[0]].pieces[node.start : stop])
 
-    def coefficient(self, node: Node) -> float:
+    def coefficient(self, node: PrefixNode) -> float:
         """Mean coefficient of a node's first token over the responses that go through it."""
         return float(np.mean([self.reads[row].response.coefficients[node.start] for row in node.rows]))
 
@@ -113,8 +113,8 @@ def inspect_run(path: Path, step: int | None = None, problem: str | None = None,
     """
     run = RecordedRun(path)
     step = run.check_step(step)
-    statistics = TokenStatistics()
-    groups: list[list[Response]] = []
+    statistics = CoefficientStatistics()
+    groups: list[list[RecordedResponse]] = []
     for _, responses in groupby(run.responses(step), key=lambda response: response.group):
         groups.append(list(responses))
         for response in groups[-1]:
@@ -137,7 +137,12 @@ def inspect_run(path: Path, step: int | None = None, problem: str | None = None,
 
 
 def build(
-    run: RecordedRun, step: int, group: Sequence[Response], others: tuple[str, ...], table: TokenTable, table_of: str
+    run: RecordedRun,
+    step: int,
+    group: Sequence[RecordedResponse],
+    others: tuple[str, ...],
+    table: TokenTable,
+    table_of: str,
 ) -> Inspection:
     """The inspection of one prompt's responses."""
     ordered = sorted(group, key=lambda response: not response.correct)
@@ -148,19 +153,19 @@ def build(
         prompt=group[0].prompt,
         answer=group[0].answer,
         others=others,
-        reads=tuple(Read.of(response, run.tokenizer) for response in ordered),
+        reads=tuple(InspectedResponse.of(response, run.tokenizer) for response in ordered),
         tree=prefix_tree(ordered),
         table=table,
         table_of=table_of,
     )
 
 
-def most_mixed(groups: Iterable[Sequence[Response]]) -> Sequence[Response]:
+def most_mixed(groups: Iterable[Sequence[RecordedResponse]]) -> Sequence[RecordedResponse]:
     """The group whose shares of right and wrong are nearest to one half; the first of equals."""
     return min(groups, key=lambda group: abs(2 * sum(each.correct for each in group) - len(group)) / len(group))
 
 
-def choose(groups: Sequence[Sequence[Response]], problem: str | None, where: str) -> Sequence[Response]:
+def choose(groups: Sequence[Sequence[RecordedResponse]], problem: str | None, where: str) -> Sequence[RecordedResponse]:
     """The group a person means; raises UserError where it is none, or several."""
     if problem is None:
         return most_mixed(groups)
@@ -203,7 +208,7 @@ def _before(inspection: Inspection) -> str:
     return "" if parting is None else "".join(inspection.reads[parting.rows[0]].pieces[: parting.stop])
 
 
-def _response(read: Read) -> dict[str, Any]:
+def _response(read: InspectedResponse) -> dict[str, Any]:
     response = read.response
     return {
         "text": response.text,
@@ -222,7 +227,7 @@ def _response(read: Read) -> dict[str, Any]:
     }
 
 
-def _node(inspection: Inspection, node: Node) -> dict[str, Any]:
+def _node(inspection: Inspection, node: PrefixNode) -> dict[str, Any]:
     return {
         "start": node.start,
         "stop": node.stop,

@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from delta_cli import __version__
 from delta_cli.errors import UserError
-from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.evaluation.results import FILE, EvaluationResult
+from delta_cli.reporting.coefficient_statistics import CoefficientStatistics
 from delta_cli.reporting.figures import Drawing, charts, phase_means
+from delta_cli.reporting.html_pages import environment
 from delta_cli.reporting.inspection import Inspection, build, most_mixed
-from delta_cli.reporting.page import environment
-from delta_cli.reporting.tokens import TokenStatistics
 from delta_cli.runs.metrics import METRICS
-from delta_cli.runs.records import RecordedRun, Response
+from delta_cli.runs.records import RecordedResponse, RecordedRun
 
 PAGE_TOKENS = 24_000  # in the heatmaps of all runs together
 RESPONSE_TOKENS = 4_000  # of one response
@@ -43,7 +43,7 @@ class RunView:
 
     run: RecordedRun
     heatmaps: list[Heatmap]
-    evaluations: list[Evaluation]  # of delta eval
+    evaluations: list[EvaluationResult]  # of delta eval
     phases: dict[str, float]
 
     @property
@@ -58,7 +58,7 @@ class RunView:
 
     @property
     def tokens(self) -> int:
-        """Response tokens of all its steps."""
+        """RecordedResponse tokens of all its steps."""
         return sum(record.get("tokens", 0) for record in self.run.metrics)
 
     @property
@@ -134,12 +134,12 @@ def _view(run: RecordedRun, budget: int) -> RunView:
     chosen = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
     heatmaps = [heatmap for step in chosen if (heatmap := _heatmap(run, step, budget // len(chosen)))]
     found = sorted((run.path / "evaluations").glob(f"*/{FILE}"))
-    return RunView(run, heatmaps, [Evaluation.read(file) for file in found], phase_means(run))
+    return RunView(run, heatmaps, [EvaluationResult.read(file) for file in found], phase_means(run))
 
 
 def _heatmap(run: RecordedRun, step: int, budget: int) -> Heatmap | None:
     """A prompt of the step with right and wrong responses, as many of them as ``budget`` tokens allow."""
-    statistics = TokenStatistics()
+    statistics = CoefficientStatistics()
     groups = []
     tokens = 0
     for _, responses in groupby(run.responses(step), key=lambda response: response.group):
@@ -157,7 +157,7 @@ def _heatmap(run: RecordedRun, step: int, budget: int) -> Heatmap | None:
     return Heatmap(inspection, _chosen(inspection, budget))
 
 
-def _cut(response: Response) -> Response:
+def _cut(response: RecordedResponse) -> RecordedResponse:
     """The beginning of a response that is too long for a page."""
     stop = RESPONSE_TOKENS
     if len(response) <= stop:

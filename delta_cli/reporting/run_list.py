@@ -20,8 +20,8 @@ from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.status import ending_of
 from delta_cli.text import NONE, percent, visible
 
-State = Literal["going", "done", "stopped", "failed", "died", "damaged"]
-STYLES: dict[State, str] = {"going": "cyan", "done": "green", "failed": "red", "died": "red", "damaged": "red"}
+RunState = Literal["going", "done", "stopped", "failed", "died", "damaged"]
+STYLES: dict[RunState, str] = {"going": "cyan", "done": "green", "failed": "red", "died": "red", "damaged": "red"}
 DEEP = 4  # folders below each other in which runs are looked for: a study's lie in studies/NAME/runs
 
 
@@ -30,7 +30,7 @@ class RunSummary:
     """One run, as ``delta runs`` lists it."""
 
     path: Path
-    state: State
+    state: RunState
     reason: str  # of "failed" and "damaged"
     method: str
     model: str
@@ -84,7 +84,7 @@ def _summary(folder: Path) -> RunSummary:
     )
 
 
-def _state(run: RunFolder, step: int, steps: int) -> tuple[State, str]:
+def _state(run: RunFolder, step: int, steps: int) -> tuple[RunState, str]:
     if held(run.path):
         return "going", ""
     if step >= steps and export_stamp.step_of(run.model) == step:

@@ -20,7 +20,7 @@ from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
 
 
 @dataclass(frozen=True)
-class Response:
+class RecordedResponse:
     """A recorded response of n tokens, with what the update did with each."""
 
     group: int  # index of its prompt in the batch
@@ -48,7 +48,7 @@ class Response:
         return f" ({', '.join(f'{name} {value:g}' for name, value in self.rewards.items())})" if self.rewards else ""
 
     @classmethod
-    def read(cls, record: JsonObject) -> Response:
+    def read(cls, record: JsonObject) -> RecordedResponse:
         """From a line of rollouts/."""
         return cls(
             group=record["group"],
@@ -129,11 +129,11 @@ class RecordedRun:
             )
         return step
 
-    def responses(self, step: int) -> Iterator[Response]:
+    def responses(self, step: int) -> Iterator[RecordedResponse]:
         """The responses of a recorded step in order, those of one prompt together."""
         try:
             for record in read_lines(self._folder.rollout_file(step)):
-                yield Response.read(record)
+                yield RecordedResponse.read(record)
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return  # the file was cut off while it was copied; what came before is whole
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from delta_cli.training.trainer import Interrupted
+from delta_cli.errors import Interrupted
 
 FILE = "end.json"
 

@@ -15,18 +15,18 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from delta_cli.errors import UserError
-from delta_cli.evaluation.results import FILE, Evaluation
+from delta_cli.evaluation.results import FILE, EvaluationResult
 from delta_cli.recipe import to_toml
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.study.plan import Arm, Measure, Study
 from delta_cli.text import duration, percent
 
-Report = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyRun:
     """One run of the grid."""
 
     arm: Arm
@@ -53,31 +53,31 @@ class Cell:
         except (OSError, ValueError, TypeError):
             return None  # delta eval will say what is wrong with it
 
-    def evaluation(self, study: Study, plan_folder: Path) -> Evaluation | None:
+    def evaluation(self, study: Study, plan_folder: Path) -> EvaluationResult | None:
         """The evaluation of the checkpoint that the study measures, where it is there."""
         assert study.measure is not None
         step, suite = self.step(study.measure), study.suite(plan_folder)
         for file in sorted((self.folder / "evaluations").glob(f"*/{FILE}")):
-            found = Evaluation.read(file)
+            found = EvaluationResult.read(file)
             same = (found.suite, found.step, found.limit, found.settings) == (suite.name, step, None, suite.settings)
             if same and step is not None:
                 return found
         return None
 
 
-def cells(study: Study, out: Path) -> Iterator[Cell]:
+def study_runs(study: Study, out: Path) -> Iterator[StudyRun]:
     """Seed by seed, so that a study that is cut short has compared every arm on the same seeds."""
     root = out.parent / study.runs_of if study.runs_of else out
     for seed in range(study.seeds):
         for arm in study.arms:
-            yield Cell(arm, seed, root / "runs" / f"{arm.name}-seed{seed}")
+            yield StudyRun(arm, seed, root / "runs" / f"{arm.name}-seed{seed}")
 
 
 @dataclass(frozen=True)
-class Going:
+class ActiveRun:
     """A run under way."""
 
-    cell: Cell
+    cell: StudyRun
     steps: int
     started: float  # monotonic seconds
 
@@ -94,9 +94,9 @@ class Grid:
     study: Study
     plan_folder: Path
     out: Path
-    report: Report
+    report: PrintLine
     stopped: threading.Event = field(default_factory=threading.Event)
-    going: dict[str, Going] = field(default_factory=dict)  # runs under way, by name
+    going: dict[str, ActiveRun] = field(default_factory=dict)  # runs under way, by name
     times: list[float] = field(default_factory=list)  # seconds of each run that this call has finished
     ahead: int = 0  # runs that this call has yet to finish
     processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
@@ -107,11 +107,11 @@ class Grid:
         Raises UserError that names the log of the first run that failed; the others are not lost. What
         ends this, Ctrl-C or another signal, reaches the runs: those going on save and stop, and no other begins.
         """
-        everything = list(cells(self.study, self.out))
+        everything = list(study_runs(self.study, self.out))
         finished = [cell for cell in everything if self._complete(cell)]
         self.ahead = len(everything) - len(finished)
         self.report(self._found(everything, finished))
-        failed: list[Cell] = []
+        failed: list[StudyRun] = []
         with ThreadPoolExecutor(self.study.jobs) as pool:
             running = {pool.submit(self._run, cell): cell for cell in everything}
             try:
@@ -139,7 +139,7 @@ class Grid:
         mean, now = sum(self.times) / len(self.times), time.monotonic()
         return waiting + max((max(mean - (now - run.started), 0.0) for run in list(self.going.values())), default=0.0)
 
-    def _found(self, everything: Sequence[Cell], finished: Sequence[Cell]) -> str:
+    def _found(self, everything: Sequence[StudyRun], finished: Sequence[StudyRun]) -> str:
         """What an earlier call has left: runs finished, begun and still to begin; and where logs are."""
         begun = sum((cell.folder / "recipe.toml").exists() for cell in everything if cell not in finished)
         parts = [
@@ -151,13 +151,13 @@ class Grid:
         logs = _log(everything[0]).parent / "*.log"
         return f"{self.out}: {len(everything)} runs, {self.study.jobs} at a time: {states}; logs: {logs}"
 
-    def _complete(self, cell: Cell) -> bool:
+    def _complete(self, cell: StudyRun) -> bool:
         """Whether nothing is left to do for a run."""
         if not cell.finished(self.study.recipe_of(cell.arm, cell.seed, self.plan_folder).run.steps):
             return False
         return self.study.measure is None or cell.evaluation(self.study, self.plan_folder) is not None
 
-    def _ended(self, cell: Cell, failed: bool, before: bool) -> str:
+    def _ended(self, cell: StudyRun, failed: bool, before: bool) -> str:
         """What became of a run: how it ended, how long it took, and how long the rest will take."""
         name = cell.folder.name
         if failed:
@@ -173,13 +173,13 @@ class Grid:
         rest = "" if left is None else f"  left {duration(left)}"
         return f"{name}  done  {duration(self.times[-1]) if self.times else ''}{accuracy}{rest}"
 
-    def _run(self, cell: Cell) -> bool:
+    def _run(self, cell: StudyRun) -> bool:
         """One run to its end and its measurement; whether it got there. Keeps the books on it."""
         if self._complete(cell):
             return True
         started = time.monotonic()
         steps = self.study.recipe_of(cell.arm, cell.seed, self.plan_folder).run.steps
-        self.going[cell.folder.name] = Going(cell, steps, started)
+        self.going[cell.folder.name] = ActiveRun(cell, steps, started)
         try:
             good = self._run_and_measure(cell)
         finally:
@@ -189,7 +189,7 @@ class Grid:
             self.times.append(time.monotonic() - started)
         return good
 
-    def _run_and_measure(self, cell: Cell) -> bool:
+    def _run_and_measure(self, cell: StudyRun) -> bool:
         """One run to its end and its measurement; whether it got there."""
         study = self.study
         recipe = study.recipe_of(cell.arm, cell.seed, self.plan_folder)
@@ -208,7 +208,7 @@ class Grid:
         command = ["eval", str(cell.folder), "--checkpoint", chosen, "--suite", suite, "--quiet"]
         return self._call(cell, "is measured", command) == 0
 
-    def _wait(self, cell: Cell) -> None:
+    def _wait(self, cell: StudyRun) -> None:
         """Until the process of an earlier call, which was killed without it, has left the run."""
         lock = FileLock(cell.folder / ".lock")
         while cell.folder.is_dir() and not self.stopped.is_set():
@@ -219,7 +219,7 @@ class Grid:
             except Timeout:
                 continue
 
-    def _call(self, cell: Cell, what: str, arguments: Sequence[str]) -> int:
+    def _call(self, cell: StudyRun, what: str, arguments: Sequence[str]) -> int:
         """``delta`` with these arguments in a process of its own; its exit code."""
         if self.stopped.is_set():
             return 1
@@ -241,5 +241,5 @@ def call(arguments: Sequence[str], log: Path, threads: int, processes: set[subpr
             processes.discard(process)
 
 
-def _log(cell: Cell) -> Path:
+def _log(cell: StudyRun) -> Path:
     return cell.folder.with_name(f"{cell.folder.name}.log")

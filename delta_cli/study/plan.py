@@ -20,13 +20,13 @@ from delta_cli.recipe.mistakes import reason
 SCALES = resources.files("delta_cli.study") / "scales"
 
 
-class Part(BaseModel):
+class FrozenModel(BaseModel):
     """Frozen, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Arm(Part):
+class Arm(FrozenModel):
     """One row of the table: a name, its recipe, and what it changes in it."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.+-]+$")
@@ -35,14 +35,14 @@ class Arm(Part):
     against: str | None = None  # the arm it is tested against; absent: the study's reference
 
 
-class Measure(Part):
+class Measure(FrozenModel):
     """How every run is measured when it has ended: one of its checkpoints, on a suite, with the suite's settings."""
 
     suite: str  # a shipped one, or the path of a .toml beside the study
     checkpoint: str = "best"  # or last
 
 
-class Published(Part):
+class Published(FrozenModel):
     """Numbers to print beside ours."""
 
     columns: tuple[str, ...]
@@ -56,7 +56,7 @@ class Published(Part):
         return self
 
 
-class Study(Part):
+class Study(FrozenModel):
     """A grid of arms and seeds."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.+-]+$")

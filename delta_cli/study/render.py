@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from delta_cli.study.plan import Study
-from delta_cli.study.sheet import Column, Sheet
-from delta_cli.study.summary import ArmSummary, Interval, Outcome
+from delta_cli.study.summary import ArmSummary, RunOutcome, SeedInterval
+from delta_cli.study.wrapped_table import Column, WrappedTable
 from delta_cli.text import count
 
 
-def table(study: Study, rows: Sequence[ArmSummary]) -> Sheet:
+def table(study: Study, rows: Sequence[ArmSummary]) -> WrappedTable:
     """A row for each arm: means over seeds with 95 % intervals, p-values of the rank tests."""
 
     def column(heading: str, cell: Callable[[ArmSummary], str]) -> Column:
         return heading, *map(cell, rows)
 
-    return Sheet(
+    return WrappedTable(
         title=study.question or study.name,
         first=column("arm", lambda row: row.arm),
         groups=(
@@ -39,7 +39,7 @@ def table(study: Study, rows: Sequence[ArmSummary]) -> Sheet:
     )
 
 
-def figure(study: Study, found: Sequence[Outcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
+def figure(study: Study, found: Sequence[RunOutcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
     """Learning curves, mean over seeds with the range of the middle half; written to every file."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -70,7 +70,7 @@ def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
     return f"{count(seeds, 'seed')}; mean [95 % interval, Student's t]; {test}{others}"
 
 
-def _percent(value: Interval) -> str:
+def _percent(value: SeedInterval) -> str:
     return f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"
 
 

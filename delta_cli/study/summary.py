@@ -12,12 +12,12 @@ from scipy import stats
 
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.study.grid import cells
+from delta_cli.study.grid import study_runs
 from delta_cli.study.plan import Study
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The numbers of one run."""
 
     arm: str
@@ -31,7 +31,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Interval:
+class SeedInterval:
     """A mean over seeds with its 95 % interval (Student's t)."""
 
     mean: float
@@ -45,26 +45,26 @@ class ArmSummary:
     """One row of the table."""
 
     arm: str
-    accuracy: Interval
-    area: Interval
-    steps_to_target: Interval | None  # over the seeds that got there
+    accuracy: SeedInterval
+    area: SeedInterval
+    steps_to_target: SeedInterval | None  # over the seeds that got there
     reached: int  # seeds that got to the target
-    entropy: Interval
-    length: Interval
+    entropy: SeedInterval
+    length: SeedInterval
     accuracy_test: RankTest | None  # the arm it is tested against is above it; None for the reference
     area_test: RankTest | None
 
 
-def outcomes(study: Study, out: Path) -> list[Outcome]:
+def outcomes(study: Study, out: Path) -> list[RunOutcome]:
     """The numbers of every run that is finished."""
     return [
         _outcome(cell.arm.name, cell.seed, RunFolder(cell.folder), study.target)
-        for cell in cells(study, out)
+        for cell in study_runs(study, out)
         if (cell.folder / "model" / "config.json").exists()
     ]
 
 
-def summarise(study: Study, found: Sequence[Outcome]) -> list[ArmSummary]:
+def summarise(study: Study, found: Sequence[RunOutcome]) -> list[ArmSummary]:
     """A row for each arm with finished runs, the reference first, then by area; tests where both have several."""
     by_arm = {arm.name: [o for o in found if o.arm == arm.name] for arm in study.arms}
     complete = {name: runs for name, runs in by_arm.items() if runs}
@@ -76,7 +76,7 @@ def summarise(study: Study, found: Sequence[Outcome]) -> list[ArmSummary]:
     return sorted(rows, key=lambda row: (row.arm != study.reference, -row.area.mean))
 
 
-def as_json(study: Study, found: Sequence[Outcome], rows: Iterable[ArmSummary]) -> dict[str, Any]:
+def as_json(study: Study, found: Sequence[RunOutcome], rows: Iterable[ArmSummary]) -> dict[str, Any]:
     """Everything a reader needs to check the table."""
     return {
         "study": study.model_dump(),
@@ -87,12 +87,12 @@ def as_json(study: Study, found: Sequence[Outcome], rows: Iterable[ArmSummary]) 
     }
 
 
-def _outcome(arm: str, seed: int, run: RunFolder, target: float) -> Outcome:
+def _outcome(arm: str, seed: int, run: RunFolder, target: float) -> RunOutcome:
     records = list(read_lines(run.metrics))
     curve = [record["accuracy"] for record in records]
     last = records[-max(1, len(records) // 10) :]
     final = list(read_lines(run.evaluations))[-1]["accuracy"]
-    return Outcome(
+    return RunOutcome(
         arm=arm,
         seed=seed,
         accuracy=final,
@@ -111,8 +111,8 @@ def steps_to(curve: Sequence[float], target: float, window: int = 3) -> int | No
     return int(reached[0]) + window if len(reached) else None
 
 
-def _row(name: str, runs: Sequence[Outcome], reference: Sequence[Outcome] | None) -> ArmSummary:
-    def interval(field: str) -> Interval:
+def _row(name: str, runs: Sequence[RunOutcome], reference: Sequence[RunOutcome] | None) -> ArmSummary:
+    def interval(field: str) -> SeedInterval:
         return over_seeds([getattr(run, field) for run in runs])
 
     def test(field: str) -> RankTest | None:
@@ -134,10 +134,10 @@ def _row(name: str, runs: Sequence[Outcome], reference: Sequence[Outcome] | None
     )
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
+def over_seeds(values: Sequence[float]) -> SeedInterval:
     """Mean and 95 % interval; the interval of a single value is the value."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return Interval(mean, mean, mean, len(values))
+        return SeedInterval(mean, mean, mean, len(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-    return Interval(mean, mean - half, mean + half, len(values))
+    return SeedInterval(mean, mean - half, mean + half, len(values))

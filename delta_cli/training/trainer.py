@@ -15,7 +15,7 @@ from backends.collective import any_of, from_first
 from backends.interface import Learner, Weights
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.errors import StopRequested, UserError
+from delta_cli.errors import Interrupted, StopRequested, UserError
 from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
 from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
@@ -32,15 +32,6 @@ from delta_cli.training.metrics import describe_batch, describe_coefficients, de
 from delta_cli.training.update import Credit, Updater
 
 NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stops
-
-
-class Interrupted(Exception):
-    """The run was asked to stop and has saved; ``step`` is the one it goes on from, ``dropped`` the phase under way."""
-
-    def __init__(self, step: int, dropped: str = "") -> None:
-        self.step = step
-        self.dropped = dropped
-        super().__init__(f"stopped after step {step}")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from scipy import stats
 
 from delta_cli.assets import model_path
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.runs.records import Response
+from delta_cli.runs.records import RecordedResponse
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(model_path("tiny-base"))
 
 
-def response(tokenizer: Tokenizer, text: str, advantage: float, seed: int = 0, **changes: Any) -> Response:
+def response(tokenizer: Tokenizer, text: str, advantage: float, seed: int = 0, **changes: Any) -> RecordedResponse:
     tokens = np.append(tokenizer.encode(text), tokenizer.eos_ids[0])
     rng = np.random.default_rng(seed)
     numbers = {name: rng.random(len(tokens)) for name in ("coefficients", "entropies")}
@@ -37,7 +37,7 @@ def response(tokenizer: Tokenizer, text: str, advantage: float, seed: int = 0, *
         "advantage": advantage,
         "truncated": False,
     }
-    return Response(**(fields | numbers | changes))
+    return RecordedResponse(**(fields | numbers | changes))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from scipy import stats
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
 from delta_cli.evaluation.compare import Comparison, compare
-from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
+from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings, SampleOutcome
 from delta_cli.evaluation.saved_results import comparable, evaluations_of
 from delta_cli.evaluation.statistics import suite_scores
-from delta_cli.evaluation.tables import render, render_comparison, render_found
+from delta_cli.evaluation.tables import render, render_comparison, render_evaluations
 
 SETTINGS = EvaluationSettings(samples=8)
 Marks = Mapping[str, np.ndarray]  # by benchmark: [P, k]
@@ -30,11 +30,13 @@ def marks(seed: int, chance: float, first: int = 20, second: int = 10) -> dict[s
     return {"AIME24": correct[:first], "HMMT25 Feb": correct[first:]}
 
 
-def evaluation(model: str, outcomes: Marks, settings: EvaluationSettings = SETTINGS, suite: str = "s") -> Evaluation:
-    def groups(correct: np.ndarray) -> list[list[Outcome]]:
+def evaluation(
+    model: str, outcomes: Marks, settings: EvaluationSettings = SETTINGS, suite: str = "s"
+) -> EvaluationResult:
+    def groups(correct: np.ndarray) -> list[list[SampleOutcome]]:
         return [
             [
-                Outcome(
+                SampleOutcome(
                     problem=f"p{index}", sample=sample, tokens=10, truncated=False, answer=str(int(mark)), correct=mark
                 )
                 for sample, mark in enumerate(row)
@@ -43,7 +45,7 @@ def evaluation(model: str, outcomes: Marks, settings: EvaluationSettings = SETTI
         ]
 
     found = tuple(results.summarize(name, groups(correct), settings) for name, correct in outcomes.items())
-    return Evaluation(
+    return EvaluationResult(
         model=model,
         backend="fake",
         suite=suite,
@@ -127,7 +129,7 @@ def test_only_shared_problems_count_whatever_their_order() -> None:
         (evaluation("b", {"AIME24": marks(1, 0.5)["AIME24"]}), "only one has benchmark 'HMMT25 Feb'"),
     ],
 )
-def test_unlike_evaluations_are_refused_with_the_difference(other: Evaluation, message: str) -> None:
+def test_unlike_evaluations_are_refused_with_the_difference(other: EvaluationResult, message: str) -> None:
     with pytest.raises(UserError, match=message):
         compare(evaluation("a", marks(1, 0.5)), other)
 
@@ -147,7 +149,7 @@ def test_an_evaluation_with_outcomes_cut_off_is_refused() -> None:
     table = evaluation("a", marks(1, 0.5)).model_dump()
     table["benchmarks"][0]["outcomes"]["p3"] = "01"
     with pytest.raises(ValueError, match="2 of 8 outcomes of problem 'p3'"):
-        Evaluation.model_validate(table)
+        EvaluationResult.model_validate(table)
 
 
 def test_the_statement_says_which_test_was_made() -> None:
@@ -221,7 +223,7 @@ def test_a_run_is_compared_by_its_newest_evaluation_that_is_like_the_others(
     assert (before.path, after.evaluation.step) == (Path("evaluations/base/s"), 10)
     assert [each.evaluation.step for each in evaluations_of(run)] == [9, 10, 11, 12]
     assert comparable(run / "evaluations/s-step9", run)[1].evaluation.step == 10
-    listed = text(render_found(evaluations_of(run)), 60)
+    listed = text(render_evaluations(evaluations_of(run)), 60)
     assert [line.split()[0] for line in listed.splitlines()] == ["step", "9", "10", "11", "12"]
 
 

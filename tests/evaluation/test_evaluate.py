@@ -19,7 +19,7 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import evaluate as evaluation_module
 from delta_cli.evaluation.evaluate import Benchmark, evaluate, run_benchmark
-from delta_cli.evaluation.results import Evaluation, EvaluationSettings
+from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
 from delta_cli.evaluation.suites import load_benchmarks, load_suite
 from delta_cli.evaluation.tables import render
 from delta_cli.rollout.worker import RolloutWorker
@@ -41,7 +41,9 @@ def worker(sampler: Any) -> RolloutWorker:
     return RolloutWorker(sampler, CharacterTokenizer(), BoxGrader(), "not this one")  # type: ignore[arg-type]
 
 
-def run(folder: Path, backend: DigitBackend | None = None, benchmarks: list[Benchmark] = BENCHMARKS) -> Evaluation:
+def run(
+    folder: Path, backend: DigitBackend | None = None, benchmarks: list[Benchmark] = BENCHMARKS
+) -> EvaluationResult:
     return evaluate(
         worker(backend or DigitBackend()),
         benchmarks,
@@ -118,7 +120,7 @@ def test_settings_that_came_later_change_no_folder_of_before_and_are_told_where_
 
 
 def test_an_evaluation_reads_back_as_it_was(tmp_path: Path) -> None:
-    assert run(tmp_path) == Evaluation.read(tmp_path) == Evaluation.read(tmp_path / "evaluation.json")
+    assert run(tmp_path) == EvaluationResult.read(tmp_path) == EvaluationResult.read(tmp_path / "evaluation.json")
 
 
 @pytest.mark.parametrize("stop_at", range(6))
@@ -229,13 +231,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_damaged_evaluations_are_one_line_errors(tmp_path: Path, content: str) -> None:
     (tmp_path / "evaluation.json").write_text(content)
     with pytest.raises(UserError, match=r"evaluation\.json: not an evaluation") as error:
-        Evaluation.read(tmp_path)
+        EvaluationResult.read(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_evaluation_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="run `delta eval` first"):
-        Evaluation.read(tmp_path)
+        EvaluationResult.read(tmp_path)
 
 
 def test_greedy_samples_are_all_alike_and_so_refused() -> None:
@@ -252,7 +254,7 @@ def test_a_real_policy_is_evaluated_the_same_with_and_without_interruption(tmp_p
     benchmarks = load_benchmarks(suite.benchmarks, limit=10)
     tokenizer = Tokenizer.load(str(model))
 
-    def evaluated(folder: Path, only: int | None = None) -> Evaluation:
+    def evaluated(folder: Path, only: int | None = None) -> EvaluationResult:
         chosen = [Benchmark(each.name, each.problems[:only]) for each in benchmarks]
         engine = create("fake", BackendSettings.of(str(model)))
         return evaluate(

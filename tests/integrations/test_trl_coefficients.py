@@ -48,7 +48,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
     """Every batch that is credited while the test runs."""
     found: list[Seen] = []
-    credit, init = trainer.credit, trainer.Scorer.__init__
+    credit, init = trainer.credit, trainer.FeatureScorer.__init__
     policy: list[Any] = []
 
     def remember(self: Any, owner: Any, arguments: Any) -> None:
@@ -61,7 +61,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
         found.append(Seen(before, result.weights, copy.deepcopy(policy[0])))
         return result
 
-    monkeypatch.setattr(trainer.Scorer, "__init__", remember)
+    monkeypatch.setattr(trainer.FeatureScorer, "__init__", remember)
     monkeypatch.setattr(trainer, "credit", spy)
     return found
 
@@ -215,14 +215,14 @@ def test_logits_of_all_tokens_never_exist(
     """The head's own forward is TRL's and left out; what we add sees a chunk of tokens at a time."""
     monkeypatch.setattr(scoring, "HEAD_CHUNK", 10)
     watch = Wide()
-    rows = scoring.Scorer._rows
+    rows = scoring.FeatureScorer._rows
 
     def watched(self: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert len(hidden) > 100
         with watch:
             return rows(self, hidden, targets)
 
-    monkeypatch.setattr(scoring.Scorer, "_rows", watched)
+    monkeypatch.setattr(scoring.FeatureScorer, "_rows", watched)
     train(tmp_path, delta_proxy=proxy)
     assert watch.rows == (0 if proxy == "output_row" else 10)
     assert len(seen) == 1

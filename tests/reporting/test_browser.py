@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from delta_cli.reporting.figures import charts
+from delta_cli.reporting.html_pages import inspection_page
 from delta_cli.reporting.inspection import inspect_run
-from delta_cli.reporting.page import inspection_page
 from delta_cli.reporting.report import write_report
 from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic

@@ -11,8 +11,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from delta_cli.reporting.console import Mode, PlainObserver, console_observer
-from delta_cli.reporting.live import LiveObserver
+from delta_cli.reporting.console import DisplayMode, PlainObserver, console_observer
+from delta_cli.reporting.live_display import LiveObserver
 from delta_cli.runs.observer import Example, Notice, Observer
 from tests.reporting.synthetic import HOSTILE, metrics
 
@@ -138,7 +138,7 @@ def test_the_display_is_cheap() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "live", "plain", "quiet", "json"])
-def test_every_mode_hears_a_run(mode: Mode) -> None:
+def test_every_mode_hears_a_run(mode: DisplayMode) -> None:
     """No mode minds a run that ends before its first step, nor being ended twice."""
     observer = console_observer(mode, Console(file=io.StringIO()))
     observer.begin("runs/a", 5, 2)

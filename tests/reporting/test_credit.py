@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.reporting.prefixes import Node, first_parting, prefix_tree
-from delta_cli.reporting.scale import BLUE, LEVELS, ORANGE, Scale, css_class, mark, terminal_style
-from delta_cli.reporting.tokens import TokenStatistics, kind_of
-from delta_cli.runs.records import Response
+from delta_cli.reporting.coefficient_statistics import CoefficientStatistics, kind_of
+from delta_cli.reporting.colour_scale import BLUE, LEVELS, ORANGE, ColourScale, css_class, mark, terminal_style
+from delta_cli.reporting.prefix_tree import PrefixNode, first_parting, prefix_tree
+from delta_cli.runs.records import RecordedResponse
 from tests.reporting.synthetic import record, start
 
 
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_scale_ends_and_middle() -> None:
     """1 has no colour; the ends have the strongest; what lies beyond has no more."""
-    scale = Scale(0.2)
+    scale = ColourScale(0.2)
     levels = scale.levels(np.array([0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 5.0]))
     assert levels.tolist() == [-LEVELS, -LEVELS, -LEVELS // 2, 0, LEVELS // 2, LEVELS, LEVELS]
     assert [css_class(int(level)) for level in levels[1:6]] == ["d8", "d4", "", "u4", "u8"]
@@ -35,8 +35,8 @@ def test_scale_ends_and_middle() -> None:
 def test_scale_covers_all_but_outliers() -> None:
     """One coefficient among hundreds does not fade the others; equal ones give a scale that colours nothing."""
     usual = np.tile([0.8, 1.2], 500)
-    assert Scale.covering([usual, np.array([40.0])]).reach == pytest.approx(0.2)
-    flat = Scale.covering([np.ones(5)])
+    assert ColourScale.covering([usual, np.array([40.0])]).reach == pytest.approx(0.2)
+    flat = ColourScale.covering([np.ones(5)])
     assert flat.levels(np.ones(5)).tolist() == [0] * 5
 
 
@@ -59,10 +59,10 @@ def test_prefix_tree_by_hand(tokenizer: Tokenizer) -> None:
     They part at once into ab… and q; after ab into c and Z; after abc into X (right) and Y (wrong).
     """
     texts = {"abcX": True, "abcY": False, "abZ": False, "q": True}
-    group = [Response.read(record(tokenizer, text, correct=right)) for text, right in texts.items()]
+    group = [RecordedResponse.read(record(tokenizer, text, correct=right)) for text, right in texts.items()]
     root = prefix_tree(group)
 
-    def shape(node: Node) -> tuple[int, int, tuple[int, ...], int, int, bool, list]:  # type: ignore[type-arg]
+    def shape(node: PrefixNode) -> tuple[int, int, tuple[int, ...], int, int, bool, list]:  # type: ignore[type-arg]
         children = [shape(child) for child in node.children]
         return node.start, node.stop, node.rows, node.right, node.wrong, node.parts, children
 
@@ -74,7 +74,7 @@ def test_prefix_tree_by_hand(tokenizer: Tokenizer) -> None:
 
 def test_prefix_tree_without_a_parting(tokenizer: Tokenizer) -> None:
     """One outcome, one response, or equal responses: a tree, but no place where right and wrong part."""
-    same = [Response.read(record(tokenizer, "ab", correct=True)) for _ in range(3)]
+    same = [RecordedResponse.read(record(tokenizer, "ab", correct=True)) for _ in range(3)]
     root = prefix_tree(same)
     assert (root.start, root.stop, root.rows, root.children) == (0, 3, (0, 1, 2), ())
     assert first_parting(root) is None
@@ -82,7 +82,7 @@ def test_prefix_tree_without_a_parting(tokenizer: Tokenizer) -> None:
 
 def test_first_parting_is_after_the_shared_beginning(tokenizer: Tokenizer) -> None:
     """``7+8=15`` and ``7+8=14`` part after ``7+8=1``."""
-    pair = [Response.read(record(tokenizer, text, correct=text.endswith("5"))) for text in ("7+8=15", "7+8=14")]
+    pair = [RecordedResponse.read(record(tokenizer, text, correct=text.endswith("5"))) for text in ("7+8=15", "7+8=14")]
     parting = first_parting(prefix_tree(pair))
     assert parting is not None
     assert tokenizer.decode(pair[0].tokens[: parting.stop]) == "7+8=1"
@@ -90,11 +90,13 @@ def test_first_parting_is_after_the_shared_beginning(tokenizer: Tokenizer) -> No
 
 def test_token_table_by_hand(tokenizer: Tokenizer) -> None:
     """Means and counts by token and side; responses without an advantage do not count."""
-    statistics = TokenStatistics()
+    statistics = CoefficientStatistics()
     for _ in range(5):
-        statistics.add(Response.read(record(tokenizer, "7a", correct=True, coefficients=[1.2, 1.1, 0.9])))
-        statistics.add(Response.read(record(tokenizer, "7-", correct=False, coefficients=[0.8, 0.7, 0.95])))
-        statistics.add(Response.read(record(tokenizer, "9", correct=True, advantage=0.0, coefficients=[0.8, 0.8])))
+        statistics.add(RecordedResponse.read(record(tokenizer, "7a", correct=True, coefficients=[1.2, 1.1, 0.9])))
+        statistics.add(RecordedResponse.read(record(tokenizer, "7-", correct=False, coefficients=[0.8, 0.7, 0.95])))
+        statistics.add(
+            RecordedResponse.read(record(tokenizer, "9", correct=True, advantage=0.0, coefficients=[0.8, 0.8]))
+        )
     table = statistics.table(tokenizer)
     assert (table.responses, table.tokens) == (15, 30)
 

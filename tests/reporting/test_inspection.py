@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from delta_cli.errors import UserError
-from delta_cli.reporting.inspect_text import render
+from delta_cli.reporting.html_pages import inspection_page
 from delta_cli.reporting.inspection import inspect_run, to_json
-from delta_cli.reporting.page import inspection_page
+from delta_cli.reporting.inspection_text import render
 from tests.reporting import synthetic
 from tests.reporting.synthetic import HOSTILE
 

@@ -12,10 +12,10 @@ import pytest
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import parse_recipe, to_toml
-from delta_cli.reporting.clouds import Cloud, cloud, drawing
+from delta_cli.reporting.coefficient_statistics import TokenCredit
 from delta_cli.reporting.figures import COLOURS, LONGEST_NAME, Chart, Drawing, charts
 from delta_cli.reporting.report import differing, write_report
-from delta_cli.reporting.tokens import TokenCredit
+from delta_cli.reporting.token_cloud import TokenCloud, cloud, drawing
 from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 from tests.reporting.test_inspection import Seen, hostile_path  # noqa: F401 (a fixture)
@@ -145,7 +145,7 @@ def test_the_clouds_halves_stand_side_by_side_whatever_their_words(tmp_path: Pat
             )
             for sign in (1, -1)
         )
-        draw = drawing(Cloud(1, *halves), (COLOURS[1], COLOURS[0]))
+        draw = drawing(TokenCloud(1, *halves), (COLOURS[1], COLOURS[0]))
         figure = Drawing(Chart("words_1", "Tokens", "", draw, 2.9), [run]).figure
         (axes,) = figure.axes
         texts = axes.texts

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from delta_cli import cli
 from delta_cli.errors import UserError
-from delta_cli.evaluation.results import Evaluation
+from delta_cli.evaluation.results import EvaluationResult
 from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint_reference import find_checkpoint
 from tests.harness import make_recipe, train, write_model
@@ -141,9 +141,9 @@ def test_an_export_holds_the_weights_of_its_step(
 def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def evaluate(*options: str) -> Evaluation:
+    def evaluate(*options: str) -> EvaluationResult:
         assert delta(monkeypatch, "eval", str(run), "--backend", "fake", "--quiet", "--json", *options) == 0
-        return Evaluation.model_validate_json(capsys.readouterr().out)
+        return EvaluationResult.model_validate_json(capsys.readouterr().out)
 
     whole = evaluate()
     assert (whole.step, whole.limit, whole.model, whole.format) == (STEPS, None, str(run), 2)
@@ -154,7 +154,7 @@ def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(
     seeded = evaluate("--seed", "7")
     assert seeded.settings.seed == 7
     folder = run / "evaluations"
-    assert {each.name: Evaluation.read(each) for each in folder.iterdir()} == {
+    assert {each.name: EvaluationResult.read(each) for each in folder.iterdir()} == {
         f"held_out-step{STEPS}": whole,
         f"held_out-step{STEPS}-limit2": cut,
         "held_out-step2": second,
@@ -172,5 +172,5 @@ def test_the_checkpoint_is_what_answers(run: Path, monkeypatch: pytest.MonkeyPat
     for step in (1, STEPS):
         options = ["--checkpoint", str(step), "--samples", "8", "--backend", "fake", "--quiet"]
         assert delta(monkeypatch, "eval", str(run), *options) == 0
-    early, late = (Evaluation.read(run / "evaluations" / f"held_out-step{step}") for step in (1, STEPS))
+    early, late = (EvaluationResult.read(run / "evaluations" / f"held_out-step{step}") for step in (1, STEPS))
     assert early.average.mean_length > late.average.mean_length + 1

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from delta_cli.data.problem import Problem
-from delta_cli.evaluation.results import Response
-from delta_cli.evaluation.store import ResponseFile
+from delta_cli.evaluation.response_file import ResponseFile
+from delta_cli.evaluation.results import SampledResponse
 from tests.harness import make_recipe, train
 
 Identity = tuple[int, int]  # device and inode: a file keeps them when it is renamed
@@ -105,6 +105,6 @@ def test_the_lines_of_a_step_are_on_disk_before_its_checkpoint_says_so(
 
 def test_responses_of_an_evaluation_are_on_disk_when_they_are_kept(tmp_path: Path, disk: Disk) -> None:
     file = tmp_path / "responses" / "suite.jsonl"
-    answer = Response(problem="a", sample=0, tokens=1, truncated=False, answer="4", correct=True, text="4")
+    answer = SampledResponse(problem="a", sample=0, tokens=1, truncated=False, answer="4", correct=True, text="4")
     ResponseFile(file).add([Problem("a", "2+2", "4")], [[answer]])
     assert disk.is_synced(file)

@@ -18,14 +18,14 @@ from scipy import stats
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
 from delta_cli.evaluation.evaluate import versions
-from delta_cli.evaluation.results import Evaluation, EvaluationSettings, Outcome
+from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings, SampleOutcome
 from delta_cli.evaluation.statistics import suite_scores
 from delta_cli.evaluation.suites import load_suite
 from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint import State
 from delta_cli.runs.folder import RunFolder
-from delta_cli.study.grid import cells
-from delta_cli.study.measured import Measured, measured, measured_arms, measured_table
+from delta_cli.study.checkpoint_table import MeasuredRun, measured, measured_arms, measured_table
+from delta_cli.study.grid import study_runs
 from delta_cli.study.plan import Study, load_study
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -112,7 +112,7 @@ def write_evaluation(folder: Path, step: int, accuracy: float, settings: Evaluat
         correct = rng.random((count, settings.samples)) < accuracy
         outcomes = [
             [
-                Outcome(problem=f"p{n}", sample=k, tokens=9, truncated=False, answer=None, correct=bool(right))
+                SampleOutcome(problem=f"p{n}", sample=k, tokens=9, truncated=False, answer=None, correct=bool(right))
                 for k, right in enumerate(row)
             ]
             for n, row in enumerate(correct)
@@ -120,7 +120,7 @@ def write_evaluation(folder: Path, step: int, accuracy: float, settings: Evaluat
         return results.summarize(name, outcomes, settings)
 
     benchmarks = (benchmark("AIME24", 30), benchmark("HMMT26 Feb", 33))
-    Evaluation(
+    EvaluationResult(
         model="run",
         step=step,
         backend="fake",
@@ -138,7 +138,7 @@ def test_the_table_is_that_of_the_chosen_checkpoints(tmp_path: Path) -> None:
     """Evaluations of other steps and with other settings lie beside it and are not taken."""
     settings = load_suite("math7").settings
     study = plan(tmp_path, paper={"columns": ("AIME24", "Avg"), "rows": {"dapo": (12.34, 56.78)}})
-    for cell in cells(study, tmp_path):
+    for cell in study_runs(study, tmp_path):
         better = cell.arm.name == "delta"
         write_measured(cell.folder, 4, {4: 0.6 if better else 0.4, 8: 0.9, 9: 0.1}, settings, "math7")
         other = settings.model_copy(update={"samples": 2})
@@ -164,7 +164,7 @@ def test_the_table_is_that_of_the_chosen_checkpoints(tmp_path: Path) -> None:
     assert paper.split() == ["paper", "12.34", "56.78"]
 
 
-def shown(study: Study, found: list[Measured]) -> str:
+def shown(study: Study, found: list[MeasuredRun]) -> str:
     text = io.StringIO()
     Console(width=100, file=text).print(measured_table(study, measured_arms(study, found)))
     return text.getvalue()
@@ -173,7 +173,7 @@ def shown(study: Study, found: list[Measured]) -> str:
 def test_several_seeds_are_averaged_and_ranked_by_run(tmp_path: Path) -> None:
     settings = load_suite("math7").settings
     study = plan(tmp_path, seeds=3)
-    for number, cell in enumerate(cells(study, tmp_path)):
+    for number, cell in enumerate(study_runs(study, tmp_path)):
         write_measured(cell.folder, number, {number: 0.7 if cell.arm.name == "delta" else 0.3}, settings, "math7")
     found = measured(study, tmp_path, tmp_path)
     delta, dapo = measured_arms(study, found)

@@ -20,9 +20,9 @@ from delta_cli.errors import UserError
 from delta_cli.runs.folder import RunFolder
 from delta_cli.study import grid
 from delta_cli.study.plan import Study, load_study
+from delta_cli.study.progress import StudyProgress
 from delta_cli.study.render import table
-from delta_cli.study.summary import Outcome, as_json, outcomes, over_seeds, steps_to, summarise
-from delta_cli.study.watch import StudyWatch
+from delta_cli.study.summary import RunOutcome, as_json, outcomes, over_seeds, steps_to, summarise
 
 STUDIES = sorted((Path(__file__).parents[2] / "recipes").glob("study_*.toml"))
 
@@ -89,11 +89,11 @@ def write_run(folder: Path, curve: list[float], accuracy: float) -> None:
 def test_the_numbers_of_a_study(tmp_path: Path) -> None:
     study = plan()
     final = {"delta": [0.9, 0.92, 0.94], "dapo": [0.8, 0.85, 0.93]}
-    for cell in grid.cells(study, tmp_path):
+    for cell in grid.study_runs(study, tmp_path):
         write_run(cell.folder, [0.5, 0.7, 0.9, 0.9, 0.9], final[cell.arm.name][cell.seed])
     found = outcomes(study, tmp_path)
     assert len(found) == 6
-    assert found[0] == Outcome("delta", 0, 0.9, 0.78, 4, 0.5, 25.0, [0.5, 0.7, 0.9, 0.9, 0.9])
+    assert found[0] == RunOutcome("delta", 0, 0.9, 0.78, 4, 0.5, 25.0, [0.5, 0.7, 0.9, 0.9, 0.9])
 
     rows = {row.arm: row for row in summarise(study, found)}
     mean, half = np.mean(final["dapo"]), stats.t.ppf(0.975, 2) * stats.sem(final["dapo"])
@@ -110,7 +110,7 @@ def test_an_arm_can_be_tested_against_another_than_the_reference(tmp_path: Path)
     arms = ({"name": "delta"}, {"name": "delta_10"}, {"name": "dapo_10", "against": "delta_10"})
     study = plan(arms=arms)
     final = {"delta": [0.9, 0.92, 0.94], "delta_10": [0.7, 0.71, 0.72], "dapo_10": [0.8, 0.81, 0.82]}
-    for cell in grid.cells(study, tmp_path):
+    for cell in grid.study_runs(study, tmp_path):
         write_run(cell.folder, [0.5, 0.6], final[cell.arm.name][cell.seed])
     rows = summarise(study, outcomes(study, tmp_path))
     p_values = {row.arm: row.accuracy_test and row.accuracy_test.p_value for row in rows}
@@ -122,7 +122,7 @@ def test_an_arm_can_be_tested_against_another_than_the_reference(tmp_path: Path)
 def test_the_table_is_read_in_any_width(width: int, tables: int, tmp_path: Path) -> None:
     """Each number once and whole, in a line that begins with its arm; one table where there is room."""
     study = plan(arms=({"name": "delta"}, {"name": "delta_exact_10"}), question="a question")
-    for cell in grid.cells(study, tmp_path):
+    for cell in grid.study_runs(study, tmp_path):
         write_run(cell.folder, [0.5, 0.6], 0.7 + cell.seed / 10)
     text = io.StringIO()
     Console(width=width, file=text).print(table(study, summarise(study, outcomes(study, tmp_path))))
@@ -136,7 +136,7 @@ def test_the_table_is_read_in_any_width(width: int, tables: int, tmp_path: Path)
 
 def test_a_run_that_is_not_finished_is_left_out_and_run_again(tmp_path: Path) -> None:
     study = plan(seeds=2)
-    first, *_ = grid.cells(study, tmp_path)
+    first, *_ = grid.study_runs(study, tmp_path)
     write_run(first.folder, [0.5, 0.6], 0.6)
     assert first.finished(2)
     assert not first.finished(3)
@@ -215,12 +215,12 @@ def test_a_study_says_what_it_found_what_becomes_of_runs_and_how_long_it_will_ta
 ) -> None:
     (tmp_path / "quickstart.toml").write_text("[run]\nsteps = 2\n")
     study = plan(seeds=2, jobs=1)
-    first, second, *_ = grid.cells(study, tmp_path / "out")
+    first, second, *_ = grid.study_runs(study, tmp_path / "out")
     write_run(first.folder, [0.5, 0.6], 0.6)
     second.folder.mkdir(parents=True)
     (second.folder / "recipe.toml").write_text("")
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=60)
-    watch = StudyWatch(console)
+    watch = StudyProgress(console)
     seen: list[str] = []
 
     def fake_call(arguments: list[str], *_: object) -> int:

@@ -11,11 +11,10 @@ from filelock import FileLock
 from rich.console import Console
 
 from delta_cli.cli.choose import recipe_of_run, run_folder
-from delta_cli.errors import UserError
+from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.reporting.run_list import RunTable, find_runs
 from delta_cli.runs.status import Ending, ending_of, recorded_end
-from delta_cli.training.trainer import Interrupted
 
 
 @pytest.fixture

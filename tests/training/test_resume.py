@@ -11,9 +11,8 @@ import pytest
 
 from backends import registry
 from backends.interface import BackendError
-from delta_cli.errors import UserError
+from delta_cli.errors import Interrupted, UserError
 from delta_cli.runs.folder import read_lines
-from delta_cli.training.trainer import Interrupted
 from tests.harness import Watcher, assert_same, contents, make_recipe, train
 
 # 12 problems in batches of 4: an epoch ends after the third step. Evaluation and checkpoints lie apart.

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delta_cli.errors import UserError
-from delta_cli.training.trainer import Interrupted, Trainer
+from delta_cli.errors import Interrupted, UserError
+from delta_cli.training.trainer import Trainer
 from tests.harness import Watcher, assert_same, make_recipe, train
 
 from .test_resume import installed

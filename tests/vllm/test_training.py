@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from backends.interface import BackendError
-from delta_cli.errors import UserError
+from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.training.trainer import Interrupted
 from tests.harness import make_recipe, train, write_model
 from tests.vllm.server import RELOAD, Fault, install, serving
 

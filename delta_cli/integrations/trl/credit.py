@@ -13,7 +13,7 @@ from torch import Tensor
 
 from backends.arrays import Bools, Doubles
 from delta_cli.credit import TokenCoefficients, token_coefficients
-from delta_cli.integrations.trl.scoring import CountedFeatures, Scored
+from delta_cli.integrations.trl.scoring import CountedFeatures, ScoredCompletions
 from delta_cli.recipe.method import Delta
 from delta_cli.training.metrics import describe_coefficients
 
@@ -36,7 +36,7 @@ def token_mask(output: dict[str, Any]) -> Tensor:
 
 def credit(
     output: dict[str, Any],
-    scored: Scored,
+    scored: ScoredCompletions,
     section: Delta,
     accelerator: Accelerator,
     num_generations: int,
@@ -62,7 +62,7 @@ def credit(
             np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())]),
             groups=None if section.scope == "batch" else rows // num_generations,
             rng=rng,
-            ranks=Processes(accelerator),
+            ranks=AcceleratorRanks(accelerator),
             rows=rows,
             **asdict(section.resolve()),
         )
@@ -73,7 +73,7 @@ def credit(
     return BatchCredit(weights, coefficients, counted.cpu().numpy(), per_response)
 
 
-class Processes:
+class AcceleratorRanks:
     """Those of an accelerator, as the core asks for them."""
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -94,7 +94,7 @@ class Processes:
         return list(gather_object([item]))
 
 
-def statistics(found: BatchCredit, scored: Scored, accelerator: Accelerator) -> dict[str, Any]:
+def statistics(found: BatchCredit, scored: ScoredCompletions, accelerator: Accelerator) -> dict[str, Any]:
     """Statistics of the coefficients of all processes, as ``delta train`` has them, and the mean entropy if known."""
     per_token = np.repeat(found.advantages, found.counted.sum(1))
     columns = np.stack([found.coefficients.weights, found.coefficients.margins, per_token], axis=1)

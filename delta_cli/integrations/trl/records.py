@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from backends.process import peak_resident
 from delta_cli.integrations.trl.config import DelTAArguments, options
 from delta_cli.integrations.trl.credit import BatchCredit
-from delta_cli.integrations.trl.scoring import Scored
+from delta_cli.integrations.trl.scoring import ScoredCompletions
 from delta_cli.runs.folder import JsonObject, RunFolder
 
 NAMES = ("id", "problem_id", "uid")  # columns of a data set that may name a problem
@@ -25,7 +25,7 @@ ANSWERS = ("answer", "solution", "ground_truth", "final_answer")  # … and hold
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedCompletions:
     """What TRL handed to the reward functions, and what came back."""
 
     rows: list[JsonObject]  # B rows of the data set
@@ -33,7 +33,7 @@ class Graded:
     rewards: torch.Tensor  # [all processes' B] weighted sum; NaN where no function gave one
 
 
-class Recorder:
+class RunRecorder:
     """Writes ``OUTPUT_DIR/delta``: metrics of every generation batch, and every so many steps its rollouts."""
 
     def __init__(self, trainer: GRPOTrainer, arguments: DelTAArguments) -> None:
@@ -58,8 +58,8 @@ class Recorder:
     def record(
         self,
         output: JsonObject,
-        graded: Graded,
-        scored: Scored,
+        graded: GradedCompletions,
+        scored: ScoredCompletions,
         found: BatchCredit,
         statistics: JsonObject,
         seconds: float,
@@ -111,7 +111,7 @@ class Recorder:
             ]
         return "\n".join(lines) + "\n"
 
-    def _metrics(self, graded: Graded, accelerator: Any) -> JsonObject:
+    def _metrics(self, graded: GradedCompletions, accelerator: Any) -> JsonObject:
         """Numbers of all processes' responses, by the names of ``delta train``."""
         mine = [[len(ids), self._truncated(ids)] for ids in graded.completions]
         table = accelerator.gather(torch.tensor(mine, device=accelerator.device)).cpu().numpy()
@@ -136,7 +136,9 @@ class Recorder:
         trainer = self._trainer
         return ids[-1] not in (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
 
-    def _lines(self, output: JsonObject, graded: Graded, scored: Scored, found: BatchCredit) -> Iterator[JsonObject]:
+    def _lines(
+        self, output: JsonObject, graded: GradedCompletions, scored: ScoredCompletions, found: BatchCredit
+    ) -> Iterator[JsonObject]:
         """This process's responses, in the format of docs/files.md."""
         tokenizer, mine = self._trainer._tokenizer, len(graded.completions)
         first = self._trainer.accelerator.process_index * mine
@@ -162,7 +164,7 @@ class Recorder:
             } | {name: values[row, : len(ids)].tolist() for name, values in numbers.items()}
 
 
-def _per_token(scored: Scored, found: BatchCredit) -> dict[str, np.ndarray[Any, Any]]:
+def _per_token(scored: ScoredCompletions, found: BatchCredit) -> dict[str, np.ndarray[Any, Any]]:
     """The columns of a recorded response, [B, T] each; coefficient 1 and margin 0 where a token does not count."""
     assert scored.entropies is not None  # as the batch was due
     margins = np.zeros(found.counted.shape)

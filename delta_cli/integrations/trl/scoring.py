@@ -36,7 +36,7 @@ _LOGIT_TRANSFORMS = (
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredCompletions:
     """A generation batch of B completions, T tokens at most, under the policy that is about to be updated."""
 
     logps: Tensor  # [B, T] at the sampling temperature
@@ -45,7 +45,7 @@ class Scored:
     features: TorchFeatures
 
 
-class Scorer:
+class FeatureScorer:
     """Makes features of a trainer's completion tokens while the trainer's forward runs.
 
     A hook on the backbone sees the hidden states that TRL's head reads, a chunk of completions at a
@@ -72,7 +72,7 @@ class Scorer:
         batch_size: int | None = None,
         compute_entropy: bool = False,
         **inputs: Any,
-    ) -> Scored:
+    ) -> ScoredCompletions:
         """Run ``forward`` on prompts and completions [B, P + T] and keep the features; ``tokens`` is T.
 
         Entropies take TRL another [tokens, V] and a pass over it.
@@ -106,7 +106,7 @@ class Scorer:
                 compute_entropy=compute_entropy,
                 **inputs,
             )
-        return Scored(logps, entropies, mask, features)
+        return ScoredCompletions(logps, entropies, mask, features)
 
     def _again(
         self, forward: Forward, parts: list[tuple[Tensor, Tensor, int]], tokens: int, start: int, stop: int

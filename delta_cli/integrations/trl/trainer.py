@@ -14,11 +14,11 @@ from trl.extras.profiling import profiling_context
 
 from delta_cli.integrations.trl.config import arguments_of, check_loss
 from delta_cli.integrations.trl.credit import credit, statistics
-from delta_cli.integrations.trl.records import Graded, Recorder, most_amplified
-from delta_cli.integrations.trl.scoring import Scored, Scorer
+from delta_cli.integrations.trl.records import GradedCompletions, RunRecorder, most_amplified
+from delta_cli.integrations.trl.scoring import FeatureScorer, ScoredCompletions
 from delta_cli.seeds import generator
 
-Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies and what TRL adds, [B, T]
+ForwardOutputs = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies and what TRL adds, [B, T]
 
 _Base: Any = object  # Any, because the mixin's methods are overrides of a trainer that comes after it
 
@@ -51,11 +51,11 @@ class DelTAMixin(_Base):
         check_loss(self.args)
         arguments = arguments_of(self.args)
         self._delta_section = arguments.delta_section()
-        self._delta_scorer = Scorer(self, arguments)
-        self._delta_recorder = Recorder(self, arguments)
+        self._delta_scorer = FeatureScorer(self, arguments)
+        self._delta_recorder = RunRecorder(self, arguments)
         self._delta_watching = False  # whether the policy's next scoring forward is TRL's for this batch
-        self._delta_scored: Scored | None = None
-        self._delta_graded: Graded | None = None
+        self._delta_scored: ScoredCompletions | None = None
+        self._delta_graded: GradedCompletions | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's generation batch, with advantages [B, T]."""
@@ -81,11 +81,11 @@ class DelTAMixin(_Base):
         batch_size: int | None = None,
         compute_entropy: bool = False,
         **inputs: Any,
-    ) -> Scores:
+    ) -> ForwardOutputs:
         """TRL's forward; the one that scores a generation batch under the policy is watched for features."""
         forward: Callable[..., Any] = super()._get_per_token_logps_and_entropies
         if not (self._delta_watching and model is self.model):
-            scores: Scores = forward(
+            scores: ForwardOutputs = forward(
                 model,
                 input_ids,
                 attention_mask,
@@ -116,7 +116,7 @@ class DelTAMixin(_Base):
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
-        self._delta_graded = Graded(inputs, completion_ids_list, total)
+        self._delta_graded = GradedCompletions(inputs, completion_ids_list, total)
         return rewards
 
     def _delta_credit(self, output: dict[str, Any], rows: int) -> None:
@@ -141,7 +141,7 @@ class DelTAMixin(_Base):
         if self._delta_graded is not None:
             self._delta_recorder.record(output, self._delta_graded, scored, found, numbers, seconds)
 
-    def _delta_score(self, output: dict[str, Any]) -> Scored:
+    def _delta_score(self, output: dict[str, Any]) -> ScoredCompletions:
         """The forward that TRL did not make, with its inputs."""
         with self._delta_scorer.scoring():
             return self._delta_scorer.score(

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delta_cli.runs.records import Response
+from delta_cli.runs.records import RecordedResponse
 
 
 @dataclass(frozen=True)
-class Node:
+class PrefixNode:
     """A stretch of tokens that the responses ``rows`` have in common, and what follows it."""
 
     start: int  # tokens before it
     stop: int  # tokens up to its end
     rows: tuple[int, ...]
     right: int  # of the rows, how many are correct
-    children: tuple[Node, ...]  # by their first token; empty where the responses end
+    children: tuple[PrefixNode, ...]  # by their first token; empty where the responses end
 
     @property
     def wrong(self) -> int:
@@ -30,31 +30,31 @@ class Node:
         """Whether a right and a wrong response go different ways at the end of this stretch."""
         return any(one.right and other.wrong for one in self.children for other in self.children if one is not other)
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[PrefixNode]:
         """This node and all below it, from the root down."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-def prefix_tree(responses: Sequence[Response]) -> Node:
+def prefix_tree(responses: Sequence[RecordedResponse]) -> PrefixNode:
     """The tree of one prompt's responses, compressed: a node ends where its responses differ."""
     return _node(responses, tuple(range(len(responses))), 0)
 
 
-def first_parting(root: Node) -> Node | None:
+def first_parting(root: PrefixNode) -> PrefixNode | None:
     """The node at whose end, after the fewest tokens, a right and a wrong response part; None if none do."""
     return min((node for node in root.walk() if node.parts), key=lambda node: node.stop, default=None)
 
 
-def _node(responses: Sequence[Response], rows: tuple[int, ...], start: int) -> Node:
+def _node(responses: Sequence[RecordedResponse], rows: tuple[int, ...], start: int) -> PrefixNode:
     stop = _shared(responses, rows, start)
     following: dict[int, list[int]] = {}
     for row in rows:
         if len(responses[row]) > stop:
             following.setdefault(int(responses[row].tokens[stop]), []).append(row)
     branches = sorted(following.values(), key=lambda branch: (-len(branch), branch))
-    return Node(
+    return PrefixNode(
         start=start,
         stop=stop,
         rows=rows,
@@ -63,7 +63,7 @@ def _node(responses: Sequence[Response], rows: tuple[int, ...], start: int) -> N
     )
 
 
-def _shared(responses: Sequence[Response], rows: tuple[int, ...], start: int) -> int:
+def _shared(responses: Sequence[RecordedResponse], rows: tuple[int, ...], start: int) -> int:
     """How many tokens, from the beginning, all the responses at ``rows`` have in common; ``start`` are known to be."""
     shortest = min((len(responses[row]) for row in rows), default=0)
     first = responses[rows[0]].tokens[start:shortest] if rows else np.empty(0)

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from delta_cli.reporting.pace import Pace
+from delta_cli.reporting.remaining_time import RemainingTime
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.text import (
@@ -30,7 +30,7 @@ from delta_cli.text import (
 )
 
 REFRESH_PER_SECOND = 3
-PHASES = {
+PHASE_LABELS = {
     "rollout": "rollout",
     "reward": "verifying",
     "score": "scoring",
@@ -43,7 +43,7 @@ RIGHT, WRONG, BAR, QUIET, LOUD = "green", "red", "cyan", "dim", "not dim"
 
 
 @dataclass
-class Phase:
+class PhaseProgress:
     """What the loop is doing now."""
 
     name: str
@@ -64,9 +64,9 @@ class LiveObserver(Observer):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._pace = Pace()
+        self._pace = RemainingTime()
         self._title = ""
-        self._phase: Phase | None = None
+        self._phase: PhaseProgress | None = None
         self._last: JsonObject = {}
         self._history: dict[str, list[float]] = {"accuracy": [], "reward_mean": [], "held_out": []}
         self._evaluation: JsonObject = {}
@@ -86,7 +86,7 @@ class LiveObserver(Observer):
 
     def phase(self, name: str, total: int = 0) -> None:
         """Another phase begins."""
-        self._phase = Phase(name, total, expected=self._last.get(f"seconds_{name}", 0.0))
+        self._phase = PhaseProgress(name, total, expected=self._last.get(f"seconds_{name}", 0.0))
 
     def advance(self, responses: int, tokens: int) -> None:
         """Responses and tokens of the phase so far."""
@@ -156,7 +156,7 @@ class LiveObserver(Observer):
             return table
         share = _share(phase)
         drawn = _bar(share, 1, bar) if share is not None else Text("·" * bar, style=QUIET)
-        table.add_row(PHASES.get(phase.name, phase.name), drawn, _phase_text(phase))
+        table.add_row(PHASE_LABELS.get(phase.name, phase.name), drawn, _phase_text(phase))
         return table
 
     def _curves(self, width: int) -> Table:
@@ -208,14 +208,14 @@ class LiveObserver(Observer):
         return line.append(separator).append(tail(response, 2 * width - 2), style="not bold default")
 
 
-def _share(phase: Phase) -> float | None:
+def _share(phase: PhaseProgress) -> float | None:
     """How much of a phase is done: counted, or guessed from how long it took in the step before."""
     if phase.total:
         return phase.responses / phase.total
     return min(phase.seconds / phase.expected, 0.99) if phase.expected > 0 else None
 
 
-def _phase_text(phase: Phase) -> str:
+def _phase_text(phase: PhaseProgress) -> str:
     if not phase.total:
         return duration(phase.seconds)
     tokens = f"  {phase.tokens:,} tokens" if phase.tokens else ""

@@ -21,13 +21,13 @@ ORANGE, BLUE = (230, 115, 0), (70, 140, 255)
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Coefficients from 1 − ``reach`` to 1 + ``reach`` use all the colours; those beyond, the strongest."""
 
     reach: float
 
     @classmethod
-    def covering(cls, coefficients: Iterable[Doubles]) -> Scale:
+    def covering(cls, coefficients: Iterable[Doubles]) -> ColourScale:
         """The scale that reaches the 99th percentile of the distances from 1: one outlier must not fade the rest."""
         values = np.concatenate([np.zeros(1), *(np.abs(each - 1) for each in coefficients)])
         distance = float(np.quantile(values, 0.99))

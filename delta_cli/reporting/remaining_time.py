@@ -10,7 +10,7 @@ RECENT = 20  # steps whose mean time is expected of those to come
 
 
 @dataclass
-class Pace:
+class RemainingTime:
     """Steps done, and the time left at the recent pace."""
 
     steps: int = 0

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 from rich.console import Group, RenderableType
 
-from delta_cli.evaluation.results import Evaluation
+from delta_cli.evaluation.results import EvaluationResult
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
-from delta_cli.study.grid import cells
+from delta_cli.study.grid import study_runs
 from delta_cli.study.plan import Study
-from delta_cli.study.sheet import Sheet
-from delta_cli.study.summary import Interval, over_seeds
+from delta_cli.study.summary import SeedInterval, over_seeds
+from delta_cli.study.wrapped_table import WrappedTable
 from delta_cli.text import count
 
 AVERAGE = "Avg"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run at the step that was chosen."""
 
     arm: str
     seed: int
     step: int
-    evaluation: Evaluation
+    evaluation: EvaluationResult
 
     def scores(self) -> dict[str, float]:
         """Percent by column: the benchmarks, and where there are several their average by questions."""
@@ -44,22 +44,22 @@ class MeasuredArm:
 
     arm: str
     steps: tuple[int, ...]  # chosen, by seed
-    scores: dict[str, Interval]  # percent, by column
+    scores: dict[str, SeedInterval]  # percent, by column
     test: RankTest | None  # the arm it is tested against scores higher on the whole suite; None for the reference
 
 
-def measured(study: Study, plan_folder: Path, out: Path) -> list[Measured]:
+def measured(study: Study, plan_folder: Path, out: Path) -> list[MeasuredRun]:
     """Every run that was measured."""
     found = []
-    for cell in cells(study, out):
+    for cell in study_runs(study, out):
         evaluation = cell.evaluation(study, plan_folder)
         if evaluation is not None:
             assert evaluation.step is not None
-            found.append(Measured(cell.arm.name, cell.seed, evaluation.step, evaluation))
+            found.append(MeasuredRun(cell.arm.name, cell.seed, evaluation.step, evaluation))
     return found
 
 
-def measured_arms(study: Study, found: Sequence[Measured]) -> list[MeasuredArm]:
+def measured_arms(study: Study, found: Sequence[MeasuredRun]) -> list[MeasuredArm]:
     """A row for each arm that has a measured run, in the order of the study."""
     rows = []
     for arm in study.arms:
@@ -79,7 +79,7 @@ def measured_arms(study: Study, found: Sequence[Measured]) -> list[MeasuredArm]:
     return rows
 
 
-def _scores(runs: Sequence[Measured]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _scores(runs: Sequence[MeasuredRun]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """What is ranked: the suite's repeated scores of one run, as in the paper; of several runs their averages."""
     if len(runs) == 1:
         return np.array(runs[0].evaluation.suite_scores)
@@ -106,11 +106,11 @@ def measured_table(study: Study, rows: Sequence[MeasuredArm]) -> RenderableType:
     return Group(ours, _sheet(title, study.paper.columns, lines))
 
 
-def _sheet(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], caption: str = "") -> Sheet:
+def _sheet(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], caption: str = "") -> WrappedTable:
     """A table of lines that each begin with an arm."""
     headings = ["arm", *(column.replace(" ", "\n") for column in columns)]
     first, *others = ((heading, *cells) for heading, cells in zip(headings, zip(*lines, strict=True), strict=True))
-    return Sheet(title, first, [(column,) for column in others], caption, box=None)
+    return WrappedTable(title, first, [(column,) for column in others], caption, box=None)
 
 
 def _caption(study: Study, rows: Sequence[MeasuredArm]) -> str:
@@ -124,7 +124,7 @@ def _caption(study: Study, rows: Sequence[MeasuredArm]) -> str:
     return f"percent, {study.measure.checkpoint} checkpoint, {count(seeds, 'seed')}{spread}; {tests}{others}"
 
 
-def _cell(value: Interval) -> str:
+def _cell(value: SeedInterval) -> str:
     return f"{value.mean:.2f}" if value.seeds < 2 else f"{value.mean:.2f} [{value.low:.1f}, {value.high:.1f}]"
 
 

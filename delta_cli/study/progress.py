@@ -16,7 +16,7 @@ from delta_cli.text import duration
 REFRESH_PER_SECOND = 1  # each reads the metrics of the runs under way
 
 
-class StudyWatch:
+class StudyProgress:
     """Prints lines; in a terminal that can move its cursor they scroll above a table that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
@@ -24,7 +24,7 @@ class StudyWatch:
         self._console = console
         self._live: Live | None = None
 
-    def __enter__(self) -> StudyWatch:
+    def __enter__(self) -> StudyProgress:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(
                 console=self._console,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from delta_cli.reporting.tokens import TokenCredit, TokenStatistics
+from delta_cli.reporting.coefficient_statistics import CoefficientStatistics, TokenCredit
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
 
@@ -20,7 +20,7 @@ LONGEST = 18  # characters of a token
 
 
 @dataclass(frozen=True)
-class Cloud:
+class TokenCloud:
     """Tokens and their mean coefficients, the furthest from 1 first."""
 
     step: int  # the last one that was counted
@@ -28,9 +28,9 @@ class Cloud:
     damped: tuple[TokenCredit, ...]
 
 
-def cloud(run: RecordedRun) -> Cloud | None:
+def cloud(run: RecordedRun) -> TokenCloud | None:
     """The tokens of the last recorded responses of a run; None where no coefficient differs from 1."""
-    statistics, tokens = TokenStatistics(), 0
+    statistics, tokens = CoefficientStatistics(), 0
     for step in reversed(run.steps):
         for response in run.responses(step):
             statistics.add(response)
@@ -44,10 +44,10 @@ def cloud(run: RecordedRun) -> Cloud | None:
     damped = sorted((each for kind in table.damped.values() for each in kind), key=lambda each: each.mean)
     if not amplified or not damped:
         return None
-    return Cloud(run.steps[-1], tuple(amplified[:WORDS]), tuple(damped[:WORDS]))
+    return TokenCloud(run.steps[-1], tuple(amplified[:WORDS]), tuple(damped[:WORDS]))
 
 
-def draw(axes: Any, runs: Sequence[RecordedRun], found: Cloud, colours: tuple[str, str]) -> None:
+def draw(axes: Any, runs: Sequence[RecordedRun], found: TokenCloud, colours: tuple[str, str]) -> None:
     """Both halves side by side on matplotlib ``axes``, in inches, line by line, as far down as there is room."""
     axes.axis("off")
     halves = (("amplified", found.amplified, colours[0]), ("damped", found.damped, colours[1]))
@@ -71,7 +71,7 @@ def draw(axes: Any, runs: Sequence[RecordedRun], found: Cloud, colours: tuple[st
     axes.set_ylim(-HEIGHT, 0)
 
 
-def drawing(found: Cloud, colours: tuple[str, str]) -> Any:
+def drawing(found: TokenCloud, colours: tuple[str, str]) -> Any:
     """What draws this cloud."""
     return partial(draw, found=found, colours=colours)
 

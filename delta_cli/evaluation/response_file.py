@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
-from delta_cli.evaluation.results import Outcome, Response
+from delta_cli.evaluation.results import SampledResponse, SampleOutcome
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-class Line(Response):
+class ResponseLine(SampledResponse):
     """A response with the digest of the problem it answers."""
 
     key: str
@@ -43,7 +43,7 @@ class ResponseFile:
     def __init__(self, path: Path) -> None:
         """Read what is there, and cut off a last line that was not finished."""
         self.path = path
-        self._outcomes: dict[str, dict[int, Outcome]] = {}  # by problem key, then sample
+        self._outcomes: dict[str, dict[int, SampleOutcome]] = {}  # by problem key, then sample
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab+") as file:
@@ -56,17 +56,17 @@ class ResponseFile:
                     end += len(line)
                 file.truncate(end)
 
-    def find(self, problems: Sequence[Problem], samples: int) -> list[list[Outcome]] | None:
+    def find(self, problems: Sequence[Problem], samples: int) -> list[list[SampleOutcome]] | None:
         """The outcomes [P][k] of the problems; None unless all samples of all of them are there."""
         groups = [self._outcomes.get(_key(problem), {}) for problem in problems]
         if any(sample not in group for group in groups for sample in range(samples)):
             return None
         return [[group[sample] for sample in range(samples)] for group in groups]
 
-    def add(self, problems: Sequence[Problem], groups: Sequence[Sequence[Response]]) -> None:
+    def add(self, problems: Sequence[Problem], groups: Sequence[Sequence[SampledResponse]]) -> None:
         """Append the responses [P][k] to the problems, and wait until they are on disk."""
         lines = [
-            Line(key=_key(problem), **response.model_dump()).model_dump_json() + "\n"
+            ResponseLine(key=_key(problem), **response.model_dump()).model_dump_json() + "\n"
             for problem, group in zip(problems, groups, strict=True)
             for response in group
         ]
@@ -77,10 +77,10 @@ class ResponseFile:
 
     def _remember(self, line: bytes) -> None:
         try:
-            read = Line.model_validate_json(line)
+            read = ResponseLine.model_validate_json(line)
         except ValidationError:
             return  # damaged: its problem is drawn again
-        outcome = Outcome(**read.model_dump(include=set(Outcome.model_fields)))
+        outcome = SampleOutcome(**read.model_dump(include=set(SampleOutcome.model_fields)))
         self._outcomes.setdefault(read.key, {})[read.sample] = outcome
 
 

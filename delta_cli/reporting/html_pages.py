@@ -10,9 +10,9 @@ from functools import lru_cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delta_cli import text
-from delta_cli.reporting.inspection import Inspection, Read
-from delta_cli.reporting.scale import LEVELS, Scale, css_class, mark
-from delta_cli.reporting.tokens import KINDS
+from delta_cli.reporting.coefficient_statistics import KINDS
+from delta_cli.reporting.colour_scale import LEVELS, ColourScale, css_class, mark
+from delta_cli.reporting.inspection import InspectedResponse, Inspection
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Span:
     hover: str
 
 
-def spans(read: Read, scale: Scale, limit: int | None = None) -> Iterator[Span]:
+def spans(read: InspectedResponse, scale: ColourScale, limit: int | None = None) -> Iterator[Span]:
     """The tokens of a response, the first ``limit`` of them, with what appears over each."""
     response = read.response
     levels = scale.levels(response.coefficients)

@@ -1,4 +1,4 @@
-"""Response lengths by outcome, against lengths that the test wrote itself."""
+"""RecordedResponse lengths by outcome, against lengths that the test wrote itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delta_cli.reporting import outcomes
+from delta_cli.reporting import length_by_outcome
 from delta_cli.reporting.figures import Drawing, charts
-from delta_cli.reporting.outcomes import lengths_by_outcome
+from delta_cli.reporting.length_by_outcome import lengths_by_outcome
 from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 
@@ -44,15 +44,15 @@ def test_means_of_each_outcome(tmp_path: Path) -> None:
 def test_long_runs_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of seven steps, and of each no more responses than its part of the tokens."""
     read = []
-    original = outcomes.RecordedRun.responses
+    original = length_by_outcome.RecordedRun.responses
 
     def counted(self: RecordedRun, step: int):  # type: ignore[no-untyped-def]
         for response in original(self, step):
             read.append(len(response))
             yield response
 
-    monkeypatch.setattr(outcomes.RecordedRun, "responses", counted)
-    monkeypatch.setattr(outcomes, "READ_TOKENS", 300)
+    monkeypatch.setattr(length_by_outcome.RecordedRun, "responses", counted)
+    monkeypatch.setattr(length_by_outcome, "READ_TOKENS", 300)
     run = write(tmp_path, {step: [("x" * 24, True), ("y" * 49, False)] * 50 for step in range(1, 8)})
     found = lengths_by_outcome(run)
     assert found.steps == [1, 4, 7]

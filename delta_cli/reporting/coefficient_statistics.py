@@ -9,11 +9,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.runs.records import Response
+from delta_cli.runs.records import RecordedResponse
 
-Kind = Literal["formatting", "digits", "words"]
+TokenKind = Literal["formatting", "digits", "words"]
 Side = Literal["+", "−"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
 FEWEST = 5  # occurrences below which a mean says little
 
 
@@ -23,7 +23,7 @@ class TokenCredit:
 
     token: int
     text: str
-    kind: Kind
+    kind: TokenKind
     side: Side
     count: int
     mean: float  # coefficient
@@ -35,11 +35,11 @@ class TokenTable:
 
     responses: int
     tokens: int  # with an advantage that is not 0; the others move nothing
-    amplified: dict[Kind, list[TokenCredit]]
-    damped: dict[Kind, list[TokenCredit]]
+    amplified: dict[TokenKind, list[TokenCredit]]
+    damped: dict[TokenKind, list[TokenCredit]]
 
 
-class TokenStatistics:
+class CoefficientStatistics:
     """Sums of coefficients by token and side; fed a response at a time."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class TokenStatistics:
         self._counts = np.zeros((2, 0), np.int64)  # [side, token]
         self._sums = np.zeros((2, 0))
 
-    def add(self, response: Response) -> None:
+    def add(self, response: RecordedResponse) -> None:
         """Count a response's tokens."""
         self._responses += 1
         if not response.advantage or not len(response):
@@ -80,7 +80,7 @@ class TokenStatistics:
         return TokenCredit(token, text, kind, "−" if side else "+", count, float(self._sums[side, token]) / count)
 
 
-def kind_of(text: str) -> Kind:
+def kind_of(text: str) -> TokenKind:
     """Digits where there is one; words where there is a letter, unless it is a LaTeX command; else formatting."""
     if any(char.isdigit() for char in text):
         return "digits"
@@ -89,5 +89,5 @@ def kind_of(text: str) -> Kind:
     return "formatting"
 
 
-def _of_kind(credits: Iterable[TokenCredit], kind: Kind, rows: int) -> list[TokenCredit]:
+def _of_kind(credits: Iterable[TokenCredit], kind: TokenKind, rows: int) -> list[TokenCredit]:
     return [credit for credit in credits if credit.kind == kind][:rows]

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from delta_cli.reporting.inspection import Inspection, Read
-from delta_cli.reporting.prefixes import Node
-from delta_cli.reporting.scale import DOWN, EVEN, LEVELS, UP, Scale, mark, terminal_style
-from delta_cli.reporting.tokens import KINDS, TokenCredit, TokenTable
+from delta_cli.reporting.coefficient_statistics import KINDS, TokenCredit, TokenTable
+from delta_cli.reporting.colour_scale import DOWN, EVEN, LEVELS, UP, ColourScale, mark, terminal_style
+from delta_cli.reporting.inspection import InspectedResponse, Inspection
+from delta_cli.reporting.prefix_tree import PrefixNode
 from delta_cli.text import quoted, signed, visible
 
 SIDE_BY_SIDE = 80  # terminal columns from which two responses stand beside each other
@@ -30,7 +30,7 @@ def render(inspection: Inspection) -> RenderableType:
         _head(inspection),
         legend(inspection.scale),
         Text(),
-        Responses(inspection),
+        ResponseColumns(inspection),
         Text("Where the responses part", style="bold"),
         tree(inspection),
         Text(),
@@ -53,7 +53,7 @@ def _head(inspection: Inspection) -> Text:
     return head
 
 
-def legend(scale: Scale) -> Text:
+def legend(scale: ColourScale) -> Text:
     """What the colours and marks mean."""
     low, high = scale.ends
     line = Text("coefficient ", style=QUIET).append(f"{low:.2f} damped {DOWN} ", style="not dim")
@@ -63,7 +63,7 @@ def legend(scale: Scale) -> Text:
     return line.append("   underlined: in an equation that does not hold", style=QUIET)
 
 
-class Responses:
+class ResponseColumns:
     """Right responses on the left and wrong ones on the right; one below the other in a narrow terminal."""
 
     def __init__(self, inspection: Inspection) -> None:
@@ -88,7 +88,7 @@ class Responses:
             yield Text(f"{hidden} more different responses; --format html shows all\n", style=QUIET)
 
 
-def card(variant: tuple[Read, int], scale: Scale, width: int) -> RenderableType:
+def card(variant: tuple[InspectedResponse, int], scale: ColourScale, width: int) -> RenderableType:
     """A response and how often it was drawn: outcome, coloured tokens with marks below, false equations."""
     read, count = variant
     response = read.response
@@ -107,7 +107,7 @@ def card(variant: tuple[Read, int], scale: Scale, width: int) -> RenderableType:
     return Group(*lines, Text())
 
 
-def token_lines(read: Read, scale: Scale, width: int) -> Iterator[Text]:
+def token_lines(read: InspectedResponse, scale: ColourScale, width: int) -> Iterator[Text]:
     """The tokens in lines of ``width`` cells, each followed by a line of marks where it has any."""
     line, marks, used = Text(), "", 0
     levels = scale.levels(read.response.coefficients[:TOKENS])
@@ -142,12 +142,12 @@ def tree(inspection: Inspection) -> RenderableType:
     return drawn
 
 
-def _grow(inspection: Inspection, node: Node, drawn: Tree) -> None:
+def _grow(inspection: Inspection, node: PrefixNode, drawn: Tree) -> None:
     for child in node.children:
         _grow(inspection, child, drawn.add(_label(inspection, child)))
 
 
-def _label(inspection: Inspection, node: Node) -> Text:
+def _label(inspection: Inspection, node: PrefixNode) -> Text:
     label = Text()
     if node.stop == 0:
         label.append("(start)", style=QUIET)

@@ -15,7 +15,7 @@ Column = tuple[str, ...]  # its heading, and a cell for each row
 
 
 @dataclass(frozen=True)
-class Sheet:
+class WrappedTable:
     """Groups of columns that stay together; each table that they need begins with the first column again."""
 
     title: str

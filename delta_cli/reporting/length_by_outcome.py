@@ -12,7 +12,7 @@ FEWEST, MOST = 3, 24  # steps that are read, as many as READ_TOKENS allows
 
 
 @dataclass(frozen=True)
-class OutcomeLengths:
+class LengthByOutcome:
     """Mean lengths, in tokens, of the responses of some recorded steps; no number where a step has none such."""
 
     steps: list[int]
@@ -20,7 +20,7 @@ class OutcomeLengths:
     wrong: list[float]
 
 
-def lengths_by_outcome(run: RecordedRun) -> OutcomeLengths:
+def lengths_by_outcome(run: RecordedRun) -> LengthByOutcome:
     """Of steps spread over the run, the first and the last recorded among them.
 
     Where a step is longer than its part of READ_TOKENS, its first responses stand for all.
@@ -38,7 +38,7 @@ def lengths_by_outcome(run: RecordedRun) -> OutcomeLengths:
                 break
         right.append(_mean(lengths[True]))
         wrong.append(_mean(lengths[False]))
-    return OutcomeLengths(steps, right, wrong)
+    return LengthByOutcome(steps, right, wrong)
 
 
 def _spread(steps: list[int], count: int) -> list[int]:
