@@ -96,6 +96,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 
 CASES = dict(_cases())
+# The cases of `make test`: every sharding, adapters, features computed anew, a preset without credit, a KL penalty.
+SHORT = ("preset-reinforce", "tied-full", "untied-none", "lora-optimizer", "recomputed-full", "reference-optimizer")
+TIERS = {"short": SHORT, "long": tuple(name for name in CASES if name not in SHORT), "all": tuple(CASES)}
 
 
 def recipe_of(case: Case, model: Path) -> Recipe:

@@ -48,14 +48,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", params=[2, 3], ids=["2-ranks", "3-ranks"])
+@pytest.fixture(scope="session")
 def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
-    """What each of several ranks found, by case."""
-    processes = request.param
-    files = [shared / f"found-{processes}-{rank}.pkl" for rank in range(processes)]
+    """What each of several ranks found, by case; the parameter holds the number of ranks and one of ``cases.TIERS``."""
+    processes, tier = request.param
+    files = [shared / f"found-{tier}-{processes}-{rank}.pkl" for rank in range(processes)]
     with FileLock(shared / "lock"):
         if not all(file.exists() for file in files):
-            start(processes, ["-m", "tests.parallel.worker", str(shared)])
+            start(processes, ["-m", "tests.parallel.worker", str(shared), tier])
     return [pickle.loads(file.read_bytes()) for file in files]
 
 

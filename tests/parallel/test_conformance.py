@@ -14,8 +14,19 @@ LOGPROB, COEFFICIENT, GRADIENT, WEIGHT = 2e-6, 1e-6, 1e-6, 2e-5
 # After an update the float32 weights differ by rounding, and so do log-probabilities under them.
 LATER = 2e-5
 
+GROUPS = [
+    pytest.param((2, "short"), id="2-ranks"),
+    pytest.param((2, "long"), marks=pytest.mark.long, id="2-ranks"),
+    pytest.param((3, "all"), marks=pytest.mark.long, id="3-ranks"),
+]
+ALL_CASES = [
+    pytest.param(*group.values, name, marks=group.marks, id=f"{group.id}-{name}")
+    for group in GROUPS
+    for name in cases.TIERS[group.values[0][1]]
+]
 
-@pytest.mark.parametrize("name", cases.CASES)
+
+@pytest.mark.parametrize(("found", "name"), ALL_CASES, indirect=["found"])
 def test_any_number_of_ranks_is_one_process(name: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
     alone = cases.run(cases.CASES[name], models)
     for rank in found:
@@ -34,7 +45,7 @@ def test_any_number_of_ranks_is_one_process(name: str, found: list[dict[str, Any
             np.testing.assert_allclose(rank[name]["model"][weight], value, rtol=0, atol=WEIGHT, err_msg=weight)
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize(("found", "name"), ALL_CASES, indirect=["found"])
 def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
     """Decisions are taken from these numbers on each rank alone, so a rounding would part them."""
     first, *others = (rank[name] for rank in found)
@@ -45,6 +56,7 @@ def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
                 np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
 @pytest.mark.parametrize("sharding", cases.SHARDINGS)
 def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
     """Of a mini-batch in which one rank of three has nothing, relative to its norm."""

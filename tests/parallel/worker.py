@@ -1,4 +1,4 @@
-"""One rank of the tests: runs every case and leaves what it found in a file. Started by conftest.py."""
+"""One rank of the tests: runs the cases of a tier and leaves what it found in a file. Started by conftest.py."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from backends.registry import join
 from tests.parallel import cases
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, tier: str) -> None:
     torch.set_num_threads(1)
     ranks = join("cpu")
     models = {True: folder / "tied", False: folder / "untied"}
-    found = {name: cases.run(case, models, ranks) for name, case in cases.CASES.items()}
+    found = {name: cases.run(cases.CASES[name], models, ranks) for name in cases.TIERS[tier]}
     found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in cases.SHARDINGS}
-    (folder / f"found-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
+    (folder / f"found-{tier}-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
     ranks.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
