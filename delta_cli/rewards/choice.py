@@ -1,8 +1,8 @@
-r"""Which letter of a multiple-choice question does a response choose?
+r"""Verifier for multiple choice: which letter does a response choose?
 
-The answer is what the last box holds, or without a box what the last sentence of the kind "the
-answer is …" says. It must name one letter: ``C``, ``(C)``, ``C.``, ``\text{C}``, ``C) 4 m/s``. Several
-letters are no answer: a policy that names them all would be right every time.
+The answer is the content of the last box. Without a box it is the last sentence of the form "the
+answer is …". It must name exactly one letter: ``C``, ``(C)``, ``C.``, ``\text{C}``, ``C) 4 m/s``. A response
+that names several letters is wrong; otherwise a policy could name them all and always be right.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _DRESS = re.compile(
 )
 _ONE = re.compile(rf"[(\[]?([{LETTERS}])[)\].:]*")
 _WITH_TEXT = re.compile(rf"(?:[(\[]([{LETTERS}])[)\]]|([{LETTERS}])[).:])\s*(?=\S)")
-# Another letter in the text behind the first; A and I may be words there.
+# A second letter in the text after the first. There, "A" and "I" may also be ordinary words.
 _OTHER = re.compile(rf"(?<![A-Za-z])(?![AI]\s+[a-z])[{LETTERS}](?![A-Za-z'])")
 
 
 def choice_reward(response: str, gold: str) -> float:
-    """1.0 where the response chooses the letter ``gold`` and no other, else 0.0."""
+    """1.0 if the response chooses the letter ``gold`` and no other, else 0.0."""
     return float(chosen(response) == letter(gold) is not None)
 
 
 def chosen(response: str) -> str | None:
-    """The letter a response chooses; None where it names none, or several."""
+    """The letter a response chooses, or None if it names none or several."""
     boxed = last_box(response)
     if boxed is not None:
         return letter(boxed)
-    if "\\boxed" in response:  # one that never closes
+    if "\\boxed" in response:  # the last box never closes
         return None
     said = list(_SAID.finditer(response))
     if not said:
@@ -43,7 +43,7 @@ def chosen(response: str) -> str | None:
 
 
 def letter(answer: str) -> str | None:
-    """The one letter that an answer, out of its box, names."""
+    """The single letter that the content of a box names, or None."""
     bare = _DRESS.sub("", answer)
     if match := _ONE.fullmatch(bare):
         return match[1]

@@ -1,8 +1,8 @@
-r"""Equations that a response writes out, ``7+5=12`` or ``\frac{1}{2}+\frac{1}{3}=\frac{5}{6}``, and whether they hold.
+r"""Finds numeric equations in a text, such as ``7+5=12`` or ``\frac{1}{2}+\frac{1}{3}=\frac{5}{6}``, and checks them.
 
-Only numbers are checked: an equation with an unknown in it, or in a form that is not plainly
-arithmetic, is passed over rather than guessed at. The text comes from a model, so nothing in it may
-make this slow: lengths, nesting, and the size of every power are bounded before sympy computes it.
+Equations with an unknown, or in a form that is not plain arithmetic, are skipped rather than guessed
+at. The text comes from a model, so it must not be able to make the check slow: length, nesting and
+the size of every power are bounded before sympy computes anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 MAX_DIGITS = 40  # of a number
 MAX_BITS = 20_000  # of a power
 MAX_ROOT_BITS = 128  # of what a root is taken of
-MAX_DEPTH = 8  # of brackets, fractions and powers
-MAX_TERMS = 40  # numbers of one equation; with the depth this bounds the work for a character
+MAX_DEPTH = 8  # of nested brackets, fractions and powers
+MAX_TERMS = 40  # numbers in one equation; together with MAX_DEPTH this bounds the work per character
 
 _SPACE = r"(?:[ \t]|\\[,;:! ]){0,8}"
 _TOKEN = re.compile(
@@ -30,16 +30,16 @@ _SPELLED |= {r"\dfrac": r"\frac", r"\tfrac": r"\frac"}
 _OPENING = (r"\frac", r"\dfrac", r"\tfrac", r"\sqrt")
 _FACTOR = re.compile(r"\(|\\left\(|\\(?:sqrt|pi)(?![A-Za-z])")
 
-# What may stand directly before an equation. After a letter, an operator, a name's index or a closing
-# bracket, the number is only a part of something larger; so it is after "mod" and its like.
+# If one of these comes directly before the number, the number belongs to something larger: a letter, an
+# operator, an index, a closing bracket, or a word such as "mod".
 _PART_OF_MORE = re.compile(
     r"(?:[A-Za-z\d_.,\\)\]}!|^]|[-+*/^_×·÷−<>≤≥≡≈≠]\s*|\\(?!quad|qquad|implies|Rightarrow|therefore)[A-Za-z]+\s*"
     r"|\d\s+|\b(?:mod|choose|base|of)\s+)$"
 )
-# A dash that begins a line or follows an equation is a bullet, a filler, or a sign: both readings are tried.
+# A dash at the start of a line or after an equation may be a bullet, filler or a sign: we try both readings.
 _LEAD = re.compile(r"(?:^|[\n,;:.$(=])[ \t]*(?P<dash>[-−]+|[*+])[ \t]{0,4}$")
 _AMBIGUOUS = re.compile(r"[ \t][-−](?![ \t])")
-# … and directly after it: anything but space, the end, or closing punctuation goes on with the expression.
+# If one of these follows, the expression continues, so what was parsed is not the whole equation.
 _GOES_ON = re.compile(
     r"[ \t]{0,8}(?:(?<!-)-(?!-)|[+*/^_!%×·÷−]|\\(?:cdot|times|div|frac|sqrt|pi|pm|pmod|bmod|%)"
     r"|(?:remainder|mod|rem)\b|[A-Za-z](?![A-Za-z])"
@@ -49,14 +49,14 @@ _END = re.compile(r"[ \t]{0,8}\\(?:\)|\]|text|quad|qquad|implies|Rightarrow|ther
 
 
 class _NotArithmeticError(Exception):
-    """What stands here is not an expression of plain numbers."""
+    """The text here is not an expression of plain numbers."""
 
 
 @dataclass(frozen=True)
 class Equation:
-    """A chain of equal signs between numbers, and whether every one of them holds."""
+    """A chain of equalities between numbers, and whether all of them hold."""
 
-    start: int  # of its characters in the text
+    start: int  # character offsets in the text: [start, stop)
     stop: int
     text: str
     holds: bool
@@ -64,12 +64,12 @@ class Equation:
 
 @lru_cache(maxsize=1024)
 def find_equations(text: str) -> tuple[Equation, ...]:
-    """The numeric equations of a text in order, each checked."""
+    """All numeric equations in ``text``, in order, each one checked."""
     return tuple(_scan(text)) if "=" in text else ()
 
 
 def _scan(text: str) -> Iterator[Equation]:
-    position = done = 0  # where to look on, and where the last equation ended
+    position = done = 0  # where to continue searching; where the last equation ended
     while (token := _TOKEN.search(text, position)) is not None:
         position = token.end()
         if not (token["number"] or token["word"] in _OPENING or token["sign"] == "("):
@@ -81,7 +81,7 @@ def _scan(text: str) -> Iterator[Equation]:
 
 
 def _found_at(text: str, start: int, done: int) -> Equation | None:
-    """The equation whose first number is at ``start``, unless that is a part of something larger."""
+    """The equation whose first number is at ``start``, or None if that number belongs to something larger."""
     before = text[max(start - 24, done) : start]
     lead = _LEAD.search(before)
     if lead is None:
@@ -94,8 +94,8 @@ def _found_at(text: str, start: int, done: int) -> Equation | None:
 
 
 def _chain(text: str, start: int) -> Equation | None:
-    """The equation that begins at ``start``, or None."""
-    parser = _Parser(text, start)
+    """The equation that starts at ``start``, or None if there is none."""
+    parser = _ArithmeticParser(text, start)
     try:
         sides = [parser.side()]
         while parser.take("="):
@@ -105,24 +105,24 @@ def _chain(text: str, start: int) -> Equation | None:
     stop = parser.position
     unfinished = _GOES_ON.match(text, stop) and not _END.match(text, stop)
     if len(sides) < 2 or unfinished or all(side.plain for side in sides):
-        return None  # "18 = 6" is not arithmetic that went wrong but a piece of a sentence
+        return None  # "18 = 6" is part of a sentence, not arithmetic gone wrong
     holds = all(_equal(sides[0], side) for side in sides[1:])
     if not holds and _AMBIGUOUS.search(text, start, stop):
-        return None  # "7+8=15 -4+3=-1" may be one equation or two
+        return None  # "7+8=15 -4+3=-1" could be one equation or two
     return Equation(start, stop, text[start:stop], holds)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One side's value; ``decimals`` are those of a lone decimal number, which may have been rounded."""
+    """The value of one side. ``decimals`` counts the decimals of a lone decimal number, which may be rounded."""
 
     value: Any  # a sympy number or expression without symbols
-    plain: bool  # a lone number
+    plain: bool  # whether the side is a single number
     decimals: int = 0
 
 
 def _equal(first: _Side, second: _Side) -> bool:
-    """Exactly, to 30 digits where roots are involved, or to the digits that a rounded side shows."""
+    """Equal exactly, to 20 digits if roots are involved, or to the decimals that a rounded side shows."""
     import sympy
 
     difference = first.value - second.value
@@ -136,8 +136,8 @@ def _equal(first: _Side, second: _Side) -> bool:
     return bool(decimals and abs(difference) < sympy.Rational(1, 10**decimals))
 
 
-class _Parser:
-    """Recursive descent over plain and LaTeX arithmetic, computing as it goes."""
+class _ArithmeticParser:
+    """Recursive descent over plain and LaTeX arithmetic that evaluates as it parses."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
@@ -145,7 +145,7 @@ class _Parser:
         self._terms = 0
 
     def side(self) -> _Side:
-        """One side of an equation."""
+        """Parse one side of an equation."""
         start = self.position
         value = self._sum(0)
         alone = _TOKEN.fullmatch(self.text, start, self.position)
@@ -154,7 +154,7 @@ class _Parser:
         return _Side(value, literal is not None, decimals)
 
     def take(self, *wanted: str) -> str | None:
-        """The next token where it is one of those wanted."""
+        """Consume and return the next token if it is one of ``wanted``, else return None."""
         token = _TOKEN.match(self.text, self.position)
         if token is None or token["number"]:
             return None
@@ -187,7 +187,7 @@ class _Parser:
                 return value
 
     def _opens_factor(self) -> bool:
-        """Whether something follows that is multiplied without a sign, as in 2(3) or 2\\pi; never a mixed number."""
+        """Whether an implicit factor follows, as in 2(3) or 2\\pi. A mixed number is not one."""
         return _FACTOR.match(self.text, self.position) is not None
 
     def _times(self, first: Any, second: Any, sign: str) -> Any:
@@ -213,7 +213,7 @@ class _Parser:
         return self._raise(base, exponent)
 
     def _raise(self, base: Any, exponent: Any) -> Any:
-        """A power, once it is known to stay small."""
+        """``base**exponent``, only if the result is known to stay small."""
         if not (base.is_Rational and exponent.is_Rational):
             raise _NotArithmeticError
         bits = max(int(base.p).bit_length(), int(base.q).bit_length())

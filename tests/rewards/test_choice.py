@@ -1,4 +1,4 @@
-r"""Which letter a response chooses: every way to write one is read, several are none."""
+r"""Which letter a response chooses: every way to write one letter is read; several letters are no answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_reward_compares_letters() -> None:
     assert choice_reward(r"\boxed{\text{B}}", "B") == 1.0
     assert choice_reward(r"\boxed{B}", "(B)") == 1.0
     assert choice_reward(r"\boxed{B}", "C") == 0.0
-    assert choice_reward("nothing", "nothing") == 0.0  # a gold that names no letter is answered by nobody
+    assert choice_reward("nothing", "nothing") == 0.0  # no response is right for a gold that names no letter
 
 
 def test_the_grader_knows_the_verifier() -> None:

@@ -1,4 +1,4 @@
-"""Equations in running text: found where they are whole, judged exactly, and never at great cost."""
+"""Finding equations in running text: only whole ones, checked exactly and at little cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from delta_cli.rewards.equations import find_equations
 
-# Judged by hand: the equations that stand in the text, with ✗ behind those that do not hold.
+# Checked by hand: the equations in each text; ✗ marks those that do not hold.
 FOUND = {
     r"7+8=15 4+3+1=8 \boxed{85}": ["7+8=15", "4+3+1=8"],
     "7+8=14 4+3+1=8": ["7+8=14✗", "4+3+1=8"],
@@ -33,7 +33,7 @@ FOUND = {
     r"3 \times 4 = 12 \text{ cm}": [r"3 \times 4 = 12"],
     "10-2*-3=16": ["10-2*-3=16"],
 }
-# Parts of something larger, unknowns, words, ambiguities: no verdict is better than a wrong one.
+# Skipped: parts of something larger, unknowns, words, ambiguous text. No verdict is better than a wrong one.
 PASSED_OVER = [
     "x+7=12", "12x=24x", "5=x+3=8", "f(3)=9", "5 mod 3 = 2", "13/4 = 3 remainder 1", r"\sin 30 = 0.5+0", "3+4=7+x",
     r"x \cdot 7 + 1 = 22", "x - 3+4=1", "20%*50=10", "5! = 100+20", "3 + 5 = 8%", "1/0=1+1", "7+8=15 -4+3+1=8",
@@ -43,7 +43,7 @@ PASSED_OVER = [
 
 @pytest.mark.parametrize("text", FOUND)
 def test_found(text: str) -> None:
-    """Every equation of the text, with its verdict, at its place."""
+    """Finds every equation with its verdict and position."""
     found = find_equations(text)
     assert [each.text + ("" if each.holds else "✗") for each in found] == FOUND[text]
     assert all(text[each.start : each.stop] == each.text for each in found)
@@ -51,7 +51,7 @@ def test_found(text: str) -> None:
 
 @pytest.mark.parametrize("text", PASSED_OVER)
 def test_passed_over(text: str) -> None:
-    """No verdict."""
+    """Finds nothing."""
     assert find_equations(text) == ()
 
 
@@ -64,7 +64,7 @@ def test_passed_over(text: str) -> None:
     ],
 )  # fmt: skip
 def test_hostile_text_costs_little(text: str) -> None:
-    """Towers of powers, brackets without end, numbers without end: refused in a moment, not computed."""
+    """Towers of powers, endless brackets and endless numbers are refused quickly, not computed."""
     start = time.process_time()
     assert find_equations(text) == ()
     assert time.process_time() - start < 2.0

@@ -31,11 +31,11 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Group:
+class Collection:
     """Several answers. ``kind`` is the brackets, ``,`` for a bare list, ``∪`` for a union."""
 
     kind: str
-    items: tuple[Answer, ...]
+    items: tuple[ParsedAnswer, ...]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Relation:
     signs: tuple[str, ...]
 
 
-Answer = Words | Scalar | Group | Relation
+ParsedAnswer = Words | Scalar | Collection | Relation
 
 UNORDERED = (",", "{}", "∪")
 LIST = re.compile("[,;]")
@@ -60,7 +60,7 @@ CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?[.:]?")
 MIXED = re.compile(r"(?<![\d.}^_])(\d+)(?:\s*\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)/(\d+))(?![\d}])")
 
 
-def read(text: str) -> Answer:
+def read(text: str) -> ParsedAnswer:
     """The structure of a normalised answer. Raises UnreadableError."""
     text = trim(text)
     if not text:
@@ -72,10 +72,10 @@ def read(text: str) -> Answer:
         text = THOUSANDS.sub(lambda match: match.group().replace(",", "{,}"), text)
     parts, _ = split(text, LIST)
     if len(parts) > 1:
-        return Group(",", _items(parts))
+        return Collection(",", _items(parts))
     parts, _ = split(text, UNION)
     if len(parts) > 1:
-        return Group("∪", tuple(read(part) for part in parts))
+        return Collection("∪", tuple(read(part) for part in parts))
     sides, signs = split(text, SIGN)
     if signs:
         return _relation(sides, signs)
@@ -104,16 +104,16 @@ def _words(text: str) -> Words | None:
     return None
 
 
-def _items(parts: list[str]) -> tuple[Answer, ...]:
+def _items(parts: list[str]) -> tuple[ParsedAnswer, ...]:
     """The members of a list; one with a single ± stands for two."""
-    items: list[Answer] = []
+    items: list[ParsedAnswer] = []
     for part in parts:
         item = read(part)
-        items += item.items if isinstance(item, Group) and item.kind == "," else (item,)
+        items += item.items if isinstance(item, Collection) and item.kind == "," else (item,)
     return tuple(items)
 
 
-def _relation(sides: list[str], signs: list[str]) -> Answer:
+def _relation(sides: list[str], signs: list[str]) -> ParsedAnswer:
     sides = [trim(side) for side in sides]
     if not sides[0] and signs[0] in ("=", r"\approx"):
         sides, signs = sides[1:], signs[1:]
@@ -124,7 +124,7 @@ def _relation(sides: list[str], signs: list[str]) -> Answer:
     return Relation(tuple(sides), tuple("=" if sign == r"\equiv" else sign for sign in signs))
 
 
-def _bracketed(text: str) -> Answer | None:
+def _bracketed(text: str) -> ParsedAnswer | None:
     """A tuple, interval or set, when brackets enclose the whole text; parentheses around one thing are dropped."""
     opening = 2 if text.startswith("\\{") else 1 if text[0] in "([" else 0
     if not opening or closing(text, 0) != len(text) - 1:
@@ -136,13 +136,13 @@ def _bracketed(text: str) -> Answer | None:
         return read(parts[0])
     if kind not in ("()", "[]", "(]", "[)", "{}"):
         raise UnreadableError
-    return Group(kind, _items(parts) if kind == "{}" else tuple(read(part) for part in parts))
+    return Collection(kind, _items(parts) if kind == "{}" else tuple(read(part) for part in parts))
 
 
-def _scalar(text: str) -> Answer:
+def _scalar(text: str) -> ParsedAnswer:
     if len(PLUS_MINUS.findall(text)) == 1:
         both = [PLUS_MINUS.sub(sign, text) for sign in (" + ", " - ")]
-        return Group(",", tuple(read(re.sub(r"^\s*\+", "", part)) for part in both))
+        return Collection(",", tuple(read(re.sub(r"^\s*\+", "", part)) for part in both))
     core, unit = split_unit(text)
     core = re.sub(r"\{,\}", "", core)
     if re.search(r"\d\s+[\d.]|\d[eE]\d", MIXED.sub("0", core)) or not core:

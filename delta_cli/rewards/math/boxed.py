@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-# A box that opens, an escaped brace, a line break (so that its backslash escapes nothing), or a brace.
+# The start of a box, an escaped brace, a line break (whose backslash escapes nothing), or a brace.
 TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|\\\\(?!boxed|fbox)|[{}]")
 
 
 def closed_boxes(response: str) -> tuple[list[str], bool]:
-    """Contents of the outermost closed boxes in order, and whether a box is still open at the end.
+    """The contents of the outermost closed boxes in order, and whether a box is still open at the end.
 
-    One pass, linear in the response, whatever the braces around the boxes do.
+    Takes one linear pass, whatever the braces around the boxes look like.
     """
-    opened: list[tuple[int, bool]] = []  # where the content of each open brace begins, whether it is a box
+    opened: list[tuple[int, bool]] = []  # for each open brace: where its content starts, whether it is a box
     boxes: list[tuple[int, int]] = []
     for token in TOKEN.finditer(response):
         text = token.group()
@@ -21,7 +21,7 @@ def closed_boxes(response: str) -> tuple[list[str], bool]:
             if opened:
                 start, is_box = opened.pop()
                 if is_box:
-                    while boxes and boxes[-1][0] > start:  # those inside this one
+                    while boxes and boxes[-1][0] > start:  # drop the boxes inside this one
                         boxes.pop()
                     boxes.append((start, token.start()))
         elif text.endswith("{") and text != "\\{":
@@ -32,7 +32,7 @@ def closed_boxes(response: str) -> tuple[list[str], bool]:
 
 
 def last_box(response: str) -> str | None:
-    """What the last box holds; None without a box, or when the last one never closes."""
+    """The content of the last box, or None if there is no box or the last one never closes."""
     if "\\boxed" not in response and "\\fbox" not in response:
         return None
     boxes, unfinished = closed_boxes(response)

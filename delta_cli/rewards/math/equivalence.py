@@ -15,7 +15,7 @@ from typing import Any  # a value: a Fraction, mpmath's mpf or mpc, or its matri
 
 import mpmath
 
-from delta_cli.rewards.math.expression import Node
+from delta_cli.rewards.math.expression import Expression
 
 DIGITS = 100
 MAX_BITS = 20_000  # of a rational number
@@ -44,12 +44,12 @@ class NoValueError(ValueError):
     """The expression has no value there: a pole, a root of a negative number, or a size out of bounds."""
 
 
-def names(tree: Node) -> frozenset[str]:
+def names(tree: Expression) -> frozenset[str]:
     """The letters of an expression."""
     return frozenset(node.text for node in tree.walk() if node.op == "name")
 
 
-def same_values(gold: Node, given: Node) -> bool:
+def same_values(gold: Expression, given: Expression) -> bool:
     """Whether two expressions agree wherever both have values; ``given`` may bring no letter of its own."""
     letters = names(gold)
     if not names(given) <= letters:
@@ -64,14 +64,14 @@ def same_values(gold: Node, given: Node) -> bool:
     return compared >= ENOUGH
 
 
-def _same_numbers(gold: Node, given: Node) -> bool:
+def _same_numbers(gold: Expression, given: Expression) -> bool:
     try:
         return close(number(gold), number(given))
     except NoValueError:
         return False
 
 
-def same_ratio(gold: tuple[Node, Node], given: tuple[Node, Node], positive: bool) -> bool:
+def same_ratio(gold: tuple[Expression, Expression], given: tuple[Expression, Expression], positive: bool) -> bool:
     """Whether the differences of two pairs of sides are the same up to a constant factor.
 
     That makes ``2x - y + 1 = 0`` of ``y = 2x + 1``. Relations without letters, or whose difference
@@ -98,7 +98,7 @@ def same_ratio(gold: tuple[Node, Node], given: tuple[Node, Node], positive: bool
 
 
 @lru_cache(maxsize=1024)
-def number(tree: Node) -> Value:
+def number(tree: Expression) -> Value:
     """The value of an expression without letters. Raises NoValueError."""
     return _Evaluation({}, real=False).value(tree)
 
@@ -139,7 +139,7 @@ def close(first: Value, second: Value) -> bool:
     return bool(abs(a - b) <= TOLERANCE * max(abs(a), abs(b)))
 
 
-def _pairs(trees: Sequence[Node], letters: Iterable[str]) -> Iterable[tuple[Value, ...]]:
+def _pairs(trees: Sequence[Expression], letters: Iterable[str]) -> Iterable[tuple[Value, ...]]:
     """The values of several expressions at every point where all of them have one.
 
     With letters and without i, values are looked for among the real numbers.
@@ -171,7 +171,7 @@ class _Evaluation:
         self.at = at
         self.real = real
 
-    def value(self, tree: Node) -> Value:
+    def value(self, tree: Expression) -> Value:
         """Raises NoValueError."""
         try:
             return self._bounded(self._value(tree))
@@ -195,7 +195,7 @@ class _Evaluation:
             raise NoValueError
         return value
 
-    def _value(self, tree: Node) -> Value:
+    def _value(self, tree: Expression) -> Value:
         if tree.op == "number":
             return _decimal(tree.text)
         if tree.op == "name":

@@ -21,7 +21,7 @@ class UnreadableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Node:
+class Expression:
     """An operation on its parts, or a leaf.
 
     ``op`` is ``number`` and ``name`` for leaves (``text`` holds the digits or the name), ``constant``
@@ -31,10 +31,10 @@ class Node:
     """
 
     op: str
-    parts: tuple[Node, ...] = ()
+    parts: tuple[Expression, ...] = ()
     text: str = ""
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[Expression]:
         """This node and all below it."""
         yield self
         for part in self.parts:
@@ -75,10 +75,10 @@ TOKEN = re.compile(
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Node:
+def parse(text: str) -> Expression:
     """The tree of an expression in normalised LaTeX. Raises UnreadableError."""
     try:
-        parser = _Parser(_tokens(text))
+        parser = _ExpressionParser(_tokens(text))
         tree = parser.sum()
         parser.expect("")
         return tree
@@ -103,7 +103,7 @@ def _tokens(text: str) -> list[str]:
     return [token for token in tokens if token]
 
 
-class _Parser:
+class _ExpressionParser:
     """Recursive descent over the tokens."""
 
     def __init__(self, tokens: list[str]) -> None:
@@ -124,21 +124,21 @@ class _Parser:
         if self.take() != token:
             raise UnreadableError(f"expected {token or 'the end'}")
 
-    def sum(self) -> Node:
+    def sum(self) -> Expression:
         terms = [self.signed()]
         while self.next in ("+", "-"):
             terms.append(self.signed())
-        return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
+        return terms[0] if len(terms) == 1 else Expression("+", tuple(terms))
 
-    def signed(self) -> Node:
+    def signed(self) -> Expression:
         if self.next == "-":
             self.take()
-            return Node("neg", (self.product(),))
+            return Expression("neg", (self.product(),))
         if self.next == "+":
             self.take()
         return self.product()
 
-    def product(self) -> Node:
+    def product(self) -> Expression:
         factors = [self.power()]
         while True:
             if self.next in TIMES:
@@ -146,7 +146,7 @@ class _Parser:
                 factors.append(self.power())
             elif self.next in DIVIDED:
                 self.take()
-                factors = [Node("/", (_times(factors), self.power()))]
+                factors = [Expression("/", (_times(factors), self.power()))]
             elif self.begins_factor():
                 if _is_number(self.next):
                     raise UnreadableError("a number after a factor")
@@ -169,7 +169,7 @@ class _Parser:
             or token[0] == "."
         )
 
-    def power(self) -> Node:
+    def power(self) -> Expression:
         base = self.postfixed(self.atom())
         if self.next == "^":
             base = self.raised(base)
@@ -178,25 +178,25 @@ class _Parser:
             raise UnreadableError("a second index")
         return base
 
-    def postfixed(self, base: Node) -> Node:
+    def postfixed(self, base: Expression) -> Expression:
         if self.next in ("!", r"\%"):
-            base = Node("!" if self.take() == "!" else "%", (base,))
+            base = Expression("!" if self.take() == "!" else "%", (base,))
             if self.next in ("!", r"\%"):
                 raise UnreadableError("two signs after a number")
         return base
 
-    def raised(self, base: Node) -> Node:
+    def raised(self, base: Expression) -> Expression:
         self.expect("^")
         if self.next in ("'", "*"):
             raise UnreadableError("an index that is no power")
         exponent = self.argument()
-        if exponent == Node("constant", text="°"):
-            return Node("*", (base, exponent))
-        if base.op == "name" and base.text == "A" and exponent in (Node("name", text="T"), Node("name", text="c")):
+        if exponent == Expression("constant", text="°"):
+            return Expression("*", (base, exponent))
+        if base == Expression("name", text="A") and exponent.op == "name" and exponent.text in ("T", "c"):
             raise UnreadableError("a transpose or a complement")
-        return Node("^", (base, exponent))
+        return Expression("^", (base, exponent))
 
-    def argument(self) -> Node:
+    def argument(self) -> Expression:
         """A group in braces, or one token."""
         if self.next == "{":
             self.take()
@@ -205,17 +205,17 @@ class _Parser:
             return inner
         if self.next == "-" and _is_number(self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ""):
             self.take()
-            return Node("neg", (Node("number", text=self.take()),))
+            return Expression("neg", (Expression("number", text=self.take()),))
         return self.atom()
 
-    def atom(self) -> Node:
+    def atom(self) -> Expression:
         token = self.take()
         if _is_number(token):
             if self.next == "_":
                 raise UnreadableError("a number in a base")
-            return Node("number", text=token)
+            return Expression("number", text=token)
         if token.startswith("'") and len(token) > 1:
-            return Node("name", text=token)
+            return Expression("name", text=token)
         if token in ("(", "{", "["):
             bars, self.bars = self.bars, 0
             inner = self.sum()
@@ -225,7 +225,7 @@ class _Parser:
         if token in PAIRS:
             return self.enclosed(token)
         if token in (r"\frac", r"\binom"):
-            return Node("/" if token == r"\frac" else "binom", (self.argument(), self.argument()))
+            return Expression("/" if token == r"\frac" else "binom", (self.argument(), self.argument()))
         if token == r"\sqrt":
             return self.root()
         if token == r"\begin":
@@ -233,28 +233,28 @@ class _Parser:
         if token[1:] in FUNCTIONS and token[0] == "\\":
             return self.function(token[1:])
         if token in CONSTANTS and self.next not in ("_", "'"):
-            return Node("constant", text=CONSTANTS[token])
+            return Expression("constant", text=CONSTANTS[token])
         if token in GREEK or token in ACCENTS or re.fullmatch("[A-Za-z]", token):
             return self.name(token)
         raise UnreadableError(token)
 
-    def enclosed(self, opening: str) -> Node:
+    def enclosed(self, opening: str) -> Expression:
         closing, op = PAIRS[opening]
         self.bars += opening == "|"
         inner = self.sum()
         self.expect(closing)
         self.bars -= opening == "|"
-        return Node(op, (inner,))
+        return Expression(op, (inner,))
 
-    def root(self) -> Node:
-        index = Node("number", text="2")
+    def root(self) -> Expression:
+        index = Expression("number", text="2")
         if self.next == "[":
             self.take()
             index = self.sum()
             self.expect("]")
-        return Node("root", (self.argument(), index))
+        return Expression("root", (self.argument(), index))
 
-    def function(self, name: str) -> Node:
+    def function(self, name: str) -> Expression:
         base = None
         if name == "log" and self.next == "_":
             self.take()
@@ -263,18 +263,19 @@ class _Parser:
         if self.next == "^":
             self.take()
             power = self.argument()
-            if power == Node("neg", (Node("number", text="1"),)):
+            if power == Expression("neg", (Expression("number", text="1"),)):
                 if name not in INVERSES:
                     raise UnreadableError(f"{name}^-1")
                 name, power = INVERSES[name], None
         argument = self.bracketed() if self.next in ("(", "{") else self.juxtaposed()
-        call = Node("log", (argument, base)) if base else Node("call", (argument,), "log" if name == "ln" else name)
-        return Node("^", (call, power)) if power else call
+        name = "log" if name == "ln" else name
+        call = Expression("log", (argument, base)) if base else Expression("call", (argument,), name)
+        return Expression("^", (call, power)) if power else call
 
-    def bracketed(self) -> Node:
+    def bracketed(self) -> Expression:
         return self.postfixed(self.atom())
 
-    def juxtaposed(self) -> Node:
+    def juxtaposed(self) -> Expression:
         """The argument of a function that has no bracket: factors written side by side."""
         factors = [self.power()]
         while self.begins_factor() and self.next[1:] not in FUNCTIONS and self.next not in ("(", "["):
@@ -283,7 +284,7 @@ class _Parser:
             factors.append(self.power())
         return _times(factors)
 
-    def name(self, token: str) -> Node:
+    def name(self, token: str) -> Expression:
         """A variable with its accents, index and primes; f and g before a bracket are functions."""
         text = token + self.raw_group() if token in ACCENTS else token
         if self.next == "_":
@@ -298,8 +299,8 @@ class _Parser:
                 self.take()
                 arguments.append(self.sum())
             self.expect(")")
-            return Node("call", tuple(arguments), text)
-        return Node("name", text=text)
+            return Expression("call", tuple(arguments), text)
+        return Expression("name", text=text)
 
     def raw_group(self) -> str:
         """The tokens of a group in braces as text: the words of a name."""
@@ -319,7 +320,7 @@ class _Parser:
             if token != "{":
                 parts.append(token)
 
-    def matrix(self) -> Node:
+    def matrix(self) -> Expression:
         kind = self.raw_group()
         if kind not in MATRICES:
             raise UnreadableError(kind)
@@ -331,22 +332,22 @@ class _Parser:
             if token == "&":
                 row.append(self.sum())
             elif token == "\\\\":
-                rows.append(Node("row", tuple(row)))
+                rows.append(Expression("row", tuple(row)))
                 row = [self.sum()] if self.next != r"\end" else []
             else:
                 raise UnreadableError(token)
         self.take()
         if self.raw_group() != kind:
             raise UnreadableError("an end of another kind")
-        rows += [Node("row", tuple(row))] if row else []
+        rows += [Expression("row", tuple(row))] if row else []
         if len({len(each.parts) for each in rows}) != 1:
             raise UnreadableError("rows of different length")
-        return Node("matrix", tuple(rows))
+        return Expression("matrix", tuple(rows))
 
 
 def _is_number(token: str) -> bool:
     return bool(token) and (token[0].isdigit() or (token[0] == "." and len(token) > 1))
 
 
-def _times(factors: list[Node]) -> Node:
-    return factors[0] if len(factors) == 1 else Node("*", tuple(factors))
+def _times(factors: list[Expression]) -> Expression:
+    return factors[0] if len(factors) == 1 else Expression("*", tuple(factors))

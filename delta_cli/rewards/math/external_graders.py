@@ -1,9 +1,9 @@
-r"""Graders as others have them, for those who chase published numbers: more is right than for ours.
+r"""Verifiers used by others, for reproducing published numbers. Both accept more than our own verifier.
 
-``math-verify`` is the library's own verdict on the whole response, as the paper states it: it takes
-an answer without a box, ``\boxed 5``, a last box left open, and ``50\%`` for 50. ``public`` is the
-rule of the public training script, by its description: percent signs are dropped, then the last
-box is right if any one of three graders says so.
+``math-verify`` is that library's verdict on the whole response, as in the paper. It accepts an answer
+without a box, ``\boxed 5``, an unclosed last box, and ``50\%`` for 50. ``public`` follows the published
+description of the public training script: drop percent signs, then accept the last box if any one of
+three checks accepts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from delta_cli.rewards.math.boxed import last_box
 
-_PLAIN = (  # spellings that the public graders remove or make alike
+_PLAIN = (  # spellings that the public rule removes or unifies
     (r"\\left|\\right|\\!|\\,|\\;|\\ |~|\s", ""),
     (r"\\[dt]frac", r"\\frac"),
     (r"\\text\{[^{}]*\}$", ""),
@@ -27,13 +27,13 @@ _PLAIN = (  # spellings that the public graders remove or make alike
     (r"\.$", ""),
 )
 
-# What sympy's reader, which runs what it reads, is given: numbers, single letters, roots, and no large powers.
+# sympy's parser executes its input, so it only gets numbers, single letters, roots and small powers.
 _ARITHMETIC = re.compile(r"(?:\d+(?:\.\d+)?|pi|sqrt|(?<![a-z])[a-z](?![a-z])|[-+*/()])+")
 _POWERS = re.compile(r"\*\*\(?[\d.*]{3,}|\*\*.*\*\*")
 
 
 def math_verify_reward(response: str, gold: str) -> float:
-    """1.0 where math-verify finds the gold answer in the response, else 0.0; any expression counts, the last first."""
+    """1.0 if math-verify finds the gold answer in the response, else 0.0. Any expression counts, the last one first."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     _quiet()
@@ -43,7 +43,7 @@ def math_verify_reward(response: str, gold: str) -> float:
 
 
 def public_reward(response: str, gold: str) -> float:
-    """1.0 where the last box holds the gold answer for one of three graders, percent signs aside, else 0.0."""
+    """1.0 if one of the three checks accepts the last box, ignoring percent signs, else 0.0."""
     boxed = last_box(response)
     if boxed is None:
         return 0.0
@@ -56,14 +56,14 @@ def _same_text(truth: str, given: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """An answer without what only dresses it."""
+    """An answer without spacing, text commands and other decoration."""
     for pattern, replacement in _PLAIN:
         text = re.sub(pattern, replacement, text)
     return text
 
 
 def _same_symbols(truth: str, given: str) -> bool:
-    """Equal as sympy reads them; tuples and intervals with the same brackets, member by member."""
+    """Equal according to sympy. Tuples and intervals need the same brackets and are compared item by item."""
     first, second = (_members(plain(text)) for text in (truth, given))
     if first[0] != second[0] or len(first[1]) != len(second[1]):
         return False
@@ -71,7 +71,7 @@ def _same_symbols(truth: str, given: str) -> bool:
 
 
 def _members(text: str) -> tuple[str, list[str]]:
-    """The brackets round a tuple and its members; a single member otherwise."""
+    """The brackets of a tuple and its items; for anything else no brackets and one item."""
     inside = text[1:-1]
     if len(text) > 2 and text[0] in "([" and text[-1] in ")]" and "," in inside and not set("()[]") & set(inside):
         return text[0] + text[-1], inside.split(",")

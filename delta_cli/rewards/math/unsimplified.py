@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from delta_cli.rewards.math.equivalence import NoValueError, as_rational, context, names, number
-from delta_cli.rewards.math.expression import Node
+from delta_cli.rewards.math.expression import Expression
 
 FUNCTIONS = ("call", "log", "floor", "ceil", "abs", "binom", "!")
 # Functions that are written for each other, which are of one kind: cos 70° and sin 20°, log_2 3 and ln 3 / ln 2.
@@ -24,16 +24,16 @@ KINDS = dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "angle")
 KINDS |= dict.fromkeys(("arcsin", "arccos", "arctan", "arccot"), "arc")
 KINDS |= {"lg": "log"}
 POWERS = ("exp", "sinh", "cosh", "tanh", "coth")  # other ways to write a power of e
-IMAGINARY = Node("constant", text="i")
+IMAGINARY = Expression("constant", text="i")
 
 
 @lru_cache(maxsize=1024)
-def undone(tree: Node) -> frozenset[str]:
-    """The kinds of operations that are left to be carried out, by ``Node.op`` or a function's name."""
+def undone(tree: Expression) -> frozenset[str]:
+    """The kinds of operations that are left to be carried out, by ``Expression.op`` or a function's name."""
     return frozenset(_undone(tree))
 
 
-def _undone(tree: Node) -> Iterator[str]:
+def _undone(tree: Expression) -> Iterator[str]:
     if _is_finished(tree):
         return
     if tree.op in FUNCTIONS and tree.text not in POWERS and not names(tree):
@@ -48,7 +48,7 @@ def _undone(tree: Node) -> Iterator[str]:
         if len(numbers) > 1:
             yield tree.op
     if tree.op == "matrix":
-        parts: tuple[Node, ...] = tuple(entry for row in tree.parts for entry in row.parts)
+        parts: tuple[Expression, ...] = tuple(entry for row in tree.parts for entry in row.parts)
     else:
         parts = tree.parts
         if any(part.op == "matrix" for part in parts):
@@ -57,7 +57,7 @@ def _undone(tree: Node) -> Iterator[str]:
         yield from _undone(part)
 
 
-def _is_finished(tree: Node) -> bool:
+def _is_finished(tree: Expression) -> bool:
     """A number as one writes it down: with a sign, as a fraction, in percent, in scientific notation."""
     if tree.op == "neg":
         return tree.parts[0].op != "neg" and _is_finished(tree.parts[0])
@@ -71,7 +71,7 @@ def _is_finished(tree: Node) -> bool:
     return tree.op in ("number", "name", "constant") or _is_scientific(tree) or _is_complex(tree)
 
 
-def _is_scientific(tree: Node) -> bool:
+def _is_scientific(tree: Expression) -> bool:
     """A number from 1 to below 10 times a power of ten."""
     if tree.op != "*" or len(tree.parts) != 2:
         return False
@@ -79,10 +79,10 @@ def _is_scientific(tree: Node) -> bool:
     if mantissa.op != "number" or power.op != "^":
         return False
     size = float(mantissa.text.partition("\\")[0])
-    return 1 <= size < 10 and power.parts[0] == Node("number", text="10") and _integer(power.parts[1]) is not None
+    return 1 <= size < 10 and power.parts[0] == Expression("number", text="10") and _integer(power.parts[1]) is not None
 
 
-def _is_complex(tree: Node) -> bool:
+def _is_complex(tree: Expression) -> bool:
     """bi, or a + bi."""
     if tree.op == "+" and len(tree.parts) == 2:
         real, imaginary = sorted(tree.parts, key=_is_imaginary)
@@ -90,7 +90,7 @@ def _is_complex(tree: Node) -> bool:
     return _is_imaginary(tree)
 
 
-def _is_imaginary(tree: Node) -> bool:
+def _is_imaginary(tree: Expression) -> bool:
     if tree.op == "neg":
         return tree.parts[0].op != "neg" and _is_imaginary(tree.parts[0])
     if tree.op == "*" and len(tree.parts) == 2:
@@ -100,14 +100,14 @@ def _is_imaginary(tree: Node) -> bool:
     return tree == IMAGINARY
 
 
-def _integer(tree: Node) -> int | None:
+def _integer(tree: Expression) -> int | None:
     if tree.op == "neg":
         value = _integer(tree.parts[0])
         return None if value is None else -value
     return int(tree.text) if tree.op == "number" and tree.text.isdecimal() else None
 
 
-def _is_rational(tree: Node) -> bool:
+def _is_rational(tree: Expression) -> bool:
     if names(tree) or tree.op in ("matrix", "row"):
         return False
     try:
@@ -118,7 +118,7 @@ def _is_rational(tree: Node) -> bool:
         return False
 
 
-def _flat(tree: Node) -> Iterator[Node]:
+def _flat(tree: Expression) -> Iterator[Expression]:
     for part in tree.parts:
         inner = part.parts[0] if part.op == "neg" else part
         if inner.op == tree.op and not _is_finished(inner):

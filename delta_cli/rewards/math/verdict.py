@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from delta_cli.rewards.math.answer import UNORDERED, Answer, Group, Relation, Scalar, Words, is_name, read
+from delta_cli.rewards.math.answer import UNORDERED, Collection, ParsedAnswer, Relation, Scalar, Words, is_name, read
 from delta_cli.rewards.math.boxed import last_box
 from delta_cli.rewards.math.expression import UnreadableError, parse
 from delta_cli.rewards.math.latex import normalise
@@ -87,7 +87,7 @@ def _gold(gold: str) -> str:
 _normalised = lru_cache(maxsize=4096)(normalise)  # the responses of a group share one gold answer
 
 
-def _same(gold: Answer, given: Answer) -> bool:
+def _same(gold: ParsedAnswer, given: ParsedAnswer) -> bool:
     gold, given = _alone(gold), _alone(given)
     if isinstance(gold, Words) or isinstance(given, Words):
         return gold == given
@@ -97,21 +97,21 @@ def _same(gold: Answer, given: Answer) -> bool:
         return _same_value(gold, given)
     if isinstance(given, Relation):
         return _says_value(given, gold)
-    if isinstance(gold, Group) and isinstance(given, Group):
+    if isinstance(gold, Collection) and isinstance(given, Collection):
         return _same_group(gold, given)
     if isinstance(gold, Scalar) and isinstance(given, Scalar):
         return _same_scalar(gold, given)
     return False
 
 
-def _alone(answer: Answer) -> Answer:
+def _alone(answer: ParsedAnswer) -> ParsedAnswer:
     """The member of a set that has one."""
-    if isinstance(answer, Group) and answer.kind in UNORDERED and len(answer.items) == 1:
+    if isinstance(answer, Collection) and answer.kind in UNORDERED and len(answer.items) == 1:
         return answer.items[0]
     return answer
 
 
-def _same_group(gold: Group, given: Group) -> bool:
+def _same_group(gold: Collection, given: Collection) -> bool:
     """Lists and sets in any order, with repetitions counted; pairs, intervals and named values in theirs."""
     if len(gold.items) != len(given.items) or len(gold.items) > MAX_ITEMS:
         return False
@@ -130,13 +130,13 @@ def _same_group(gold: Group, given: Group) -> bool:
     return True
 
 
-def _has_names(group: Group) -> bool:
+def _has_names(group: Collection) -> bool:
     """Whether the items say what they are, as in ``a = 1, b = 2``; ``x = 1, x = 2`` does not."""
     named = [_bare(item.sides[0]) for item in group.items if isinstance(item, Relation) and is_name(item.sides[0])]
     return len(set(named)) > 1
 
 
-def _same_value(gold: Relation, given: Answer) -> bool:
+def _same_value(gold: Relation, given: ParsedAnswer) -> bool:
     """Whether ``x = 5`` or ``10/3 \\approx 3.33`` has ``given`` for an answer, or ``x > 2`` is that interval.
 
     Each side of ≈ is an answer to it; the sides of = are all the same one.
@@ -147,7 +147,7 @@ def _same_value(gold: Relation, given: Answer) -> bool:
     return range_ is not None and _same(range_[1], given)
 
 
-def _says_value(given: Relation, gold: Answer) -> bool:
+def _says_value(given: Relation, gold: ParsedAnswer) -> bool:
     """Whether ``x = 5``, ``5 = x``, ``10/2 = 5`` or ``10/3 \\approx 3.33`` gives ``gold`` for the answer.
 
     The last side has to be finished, those before it have to be true.
@@ -164,7 +164,7 @@ def _says_value(given: Relation, gold: Answer) -> bool:
     return range_ is not None and _same(gold, range_[1])
 
 
-def _sides(relation: Relation, value: Answer) -> list[list[str]]:
+def _sides(relation: Relation, value: ParsedAnswer) -> list[list[str]]:
     """The sides that are not only names, cut at ≈. Without a name, only a scalar can be meant."""
     parts: list[list[str]] = [[]]
     for side, sign in zip(relation.sides, ("", *relation.signs), strict=True):
@@ -205,7 +205,7 @@ def _is_rounded(exact: str, rounded: str) -> bool:
     return shown is not None and value is not None and digits >= 2 and abs(value - shown) * 10**places * 2 <= 1
 
 
-def _range(relation: Relation) -> tuple[str, Answer] | None:
+def _range(relation: Relation) -> tuple[str, ParsedAnswer] | None:
     """The name and the set of ``x \\in A``, or the interval of ``x > a`` or ``a < x <= b``."""
     sides, signs = relation.sides, relation.signs
     if signs == (r"\in",):
@@ -217,11 +217,11 @@ def _range(relation: Relation) -> tuple[str, Answer] | None:
     name = [re.fullmatch(r"[A-Za-z](?:\([a-z]\))?", side) is not None for side in sides]
     if name == [False, True, False]:
         brackets = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
-        return sides[1], Group(brackets, (read(sides[0]), read(sides[2])))
+        return sides[1], Collection(brackets, (read(sides[0]), read(sides[2])))
     if name == [False, True]:
-        return sides[1], Group("[)" if signs[0] == r"\le" else "()", (read(sides[0]), Scalar(r"\infty")))
+        return sides[1], Collection("[)" if signs[0] == r"\le" else "()", (read(sides[0]), Scalar(r"\infty")))
     if name == [True, False]:
-        return sides[0], Group("(]" if signs[0] == r"\le" else "()", (Scalar(r"-\infty"), read(sides[1])))
+        return sides[0], Collection("(]" if signs[0] == r"\le" else "()", (Scalar(r"-\infty"), read(sides[1])))
     return None
 
 
@@ -239,7 +239,7 @@ def _same_relation(gold: Relation, given: Relation) -> bool:
     return _equation(gold, given)
 
 
-def _unnamed(relation: Relation) -> Answer:
+def _unnamed(relation: Relation) -> ParsedAnswer:
     """What is left of an equation without the name on its left."""
     return relation if relation.signs else read(relation.sides[0])
 

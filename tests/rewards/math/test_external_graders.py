@@ -1,4 +1,4 @@
-"""Graders as others have them: tables worked by hand, and the library called directly."""
+"""External graders against tables worked by hand and against direct calls of the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_cli.rewards.math import external_graders
 from delta_cli.rewards.math.external_graders import math_verify_reward, public_reward
 from delta_cli.rewards.spec import RewardSpec
 
-# response, gold, and the verdicts of ours, of math-verify and of the public rule
+# response, gold, then the verdicts of our verifier, math-verify and the public rule
 TABLE = [
     (r"\boxed{5}", "5", 1, 1, 1),
     (r"\boxed{6}", "5", 0, 0, 0),
@@ -45,7 +45,7 @@ def test_the_three_graders(response: str, gold: str, ours: int, library: int, pu
 
 @pytest.mark.parametrize(("response", "gold"), [row[:2] for row in TABLE])
 def test_math_verify_is_the_librarys_own_verdict(response: str, gold: str) -> None:
-    """As its metric calls it: the gold in a box, the response as it is, the default extraction of answers."""
+    """Called as its own metric does: boxed gold, raw response, default extraction."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     truth = parse(f"\\boxed{{{gold}}}", [LatexExtractionConfig()])
@@ -54,7 +54,7 @@ def test_math_verify_is_the_librarys_own_verdict(response: str, gold: str) -> No
 
 
 def transcribed(response: str, gold: str) -> bool:
-    """The public rule again, for integers, decimals and fractions alone: exact arithmetic instead of sympy."""
+    """The public rule for integers, decimals and fractions only, with exact arithmetic instead of sympy."""
     from fractions import Fraction
 
     found = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", response)
