@@ -74,7 +74,7 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
 
 
 @dataclass(frozen=True)
-class SharedBatch:
+class SharedPromptBatch:
     """Right-padded prompts, each once, and right-padded responses to them, which attend to theirs.
 
     A response's last token predicts nothing and is left out. The end of a prompt predicts the first token of each
@@ -111,7 +111,7 @@ class SharedBatch:
         return np.concatenate(parts).astype(np.int64)
 
 
-def shared_batches(sequences: Sequences, budget: int) -> list[SharedBatch]:
+def shared_batches(sequences: Sequences, budget: int) -> list[SharedPromptBatch]:
     """Split into batches of at most ``budget`` padded tokens: responses of like length together, of one prompt first.
 
     Responses that share a prompt's array share its tokens, as far as they are in one batch.
@@ -136,11 +136,11 @@ def shared_batches(sequences: Sequences, budget: int) -> list[SharedBatch]:
     return [*found, _shared(sequences, np.array(chosen), group)] if chosen else found
 
 
-def _shared(sequences: Sequences, rows: Ids, group: Ids) -> SharedBatch:
+def _shared(sequences: Sequences, rows: Ids, group: Ids) -> SharedPromptBatch:
     first, place = np.unique(group[rows], return_inverse=True)
     prompts = [sequences.prompts[row] for row in first]
     responses = [sequences.response(row)[:-1] for row in rows]
-    return SharedBatch(
+    return SharedPromptBatch(
         rows=rows,
         prompts=_rectangle(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts]),
@@ -160,7 +160,7 @@ def _rectangle(parts: SequenceOf[Ids]) -> Ids:
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """A prompt and responses to it, one after another in a row of tokens."""
 
     start: int  # of the prompt
@@ -182,7 +182,7 @@ class PackedBatch:
     positions: Ids  # [T] of each token in its own sequence
     predicts: Ids  # [n] indices into the T tokens
     targets: Ids  # [n] the response tokens, flat in the order of rows
-    groups: tuple[Group, ...]
+    groups: tuple[PromptGroup, ...]
 
     @property
     def lengths(self) -> Ids:
@@ -234,12 +234,12 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     ids: list[Ids] = []
     positions: list[Ids] = []
     predicts: list[Ids] = []
-    members: list[Group] = []
+    members: list[PromptGroup] = []
     end = 0
     for group in groups:
         prompt = sequences.prompts[group[0]]
         responses = [sequences.response(row)[:-1] for row in group]
-        members.append(Group(end, len(prompt), np.array([len(response) for response in responses])))
+        members.append(PromptGroup(end, len(prompt), np.array([len(response) for response in responses])))
         rows += group
         ids += [prompt, *responses]
         positions.append(np.arange(len(prompt)))
@@ -259,8 +259,8 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     )
 
 
-def stretches(
-    batch: PaddedBatch | SharedBatch | PackedBatch, most: int, cut: bool = False
+def response_chunks(
+    batch: PaddedBatch | SharedPromptBatch | PackedBatch, most: int, cut: bool = False
 ) -> Iterator[tuple[slice, Ids]]:
     """Whole responses of a batch, at most so many of its tokens at a time, or one response that is longer.
 

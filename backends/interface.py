@@ -239,11 +239,15 @@ class Objective(Protocol):
     """What is minimised, as the learner sees it. Pure numpy; called for whole responses, each of them once."""
 
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
-        """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed
-        to ``accumulate``, whose current log-probabilities ``logp`` [n] come flat in that order.
-        Losses of all calls add up to the loss of the mini-batch; one that depends on what shares a micro-batch
-        has a true ``together``, and is called once for each. An objective that counts what it has seen has a
-        method ``restart()``, which is called before a mini-batch is started over."""
+        """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed to ``accumulate``.
+
+        ``logp`` [n] are their current log-probabilities, flat in that order. The losses of all calls add up to the
+        loss of the mini-batch.
+
+        Two attributes are optional. An objective whose loss depends on which responses share a micro-batch sets
+        ``needs_whole_micro_batch`` and is called once for each micro-batch. One that keeps count of what it has seen
+        has a method ``restart()``, which is called before a mini-batch is started over.
+        """
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Weights:
+class PublishedWeights:
     """Weights that a learner has published: their version, the folder they lie in, and what they answer.
 
     ``folder`` is None where they were not written because the sampler computes with the learner's own.
@@ -289,7 +293,7 @@ class Sampler(Protocol):
         response ``row`` (its index in the result) is complete, in whatever order they finish.
         """
 
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: PublishedWeights) -> None:
         """Draw from these weights from now on. Raises BackendError where that cannot be."""
 
 
@@ -338,7 +342,7 @@ class Learner(Protocol):
         Every process calls it, and the first one writes.
         """
 
-    def publish(self, inbox: Path | None) -> Weights:
+    def publish(self, inbox: Path | None) -> PublishedWeights:
         """The present weights for samplers, written into ``inbox`` where there is one."""
 
     def peak_memory(self) -> int:

@@ -20,10 +20,10 @@ from backends.interface import (
     OnFinished,
     Probe,
     Proxy,
+    PublishedWeights,
     RolloutRequest,
     Scores,
     Sequences,
-    Weights,
 )
 from backends.settings import BackendSettings
 
@@ -49,7 +49,7 @@ class MicroBatch(Protocol):
         """Tokens of its longest sequence."""
 
 
-Batch = TypeVar("Batch", bound=MicroBatch | None)
+AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch | None)
 
 
 class Recovery:
@@ -70,7 +70,7 @@ class Recovery:
         self._release = release
         self._present: MicroBatch | None = None
 
-    def track(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def track(self, batches: Iterable[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
         """The micro-batches, each remembered while it is worked on."""
         for batch in batches:
             self.interrupt()
@@ -152,7 +152,7 @@ class LocalEngine(ABC):
         check_ids(request.prompts, None, self.vocabulary)
         return self._rollout(request, on_finished)
 
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: PublishedWeights) -> None:
         """Nothing to do for the present weights, and there are no others."""
         if weights.version != self.version:
             raise BackendError(
@@ -160,13 +160,13 @@ class LocalEngine(ABC):
                 f"which are version {self.version}"
             )
 
-    def publish(self, inbox: Path | None) -> Weights:
+    def publish(self, inbox: Path | None) -> PublishedWeights:
         """The present weights; written where somebody else is to read them, with what they answer to a probe."""
         if inbox is None:
-            return Weights(self.version)
+            return PublishedWeights(self.version)
         self._write(inbox)
         sequences = probe_sequences(self.vocabulary)
-        return Weights(self.version, inbox, Probe(sequences, self.score(sequences).logprobs))
+        return PublishedWeights(self.version, inbox, Probe(sequences, self.score(sequences).logprobs))
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward: log-probabilities, entropies and, with a proxy, features."""

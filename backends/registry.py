@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackendEntry:
     """Where a backend lives, what it needs, and how to get that."""
 
     module: str  # has create(settings, name, collective) -> Engine and join(name) -> Collective
@@ -30,10 +30,10 @@ class Entry:
 
 
 ENTRIES = {
-    "cpu": Entry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
-    "cuda": Entry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
-    "mlx": Entry("backends.mlx", ("mlx", "mlx_lm"), "pip install 'delta-rlvr[mlx]'"),
-    "fake": Entry("backends.fake", (), ""),
+    "cpu": BackendEntry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
+    "cuda": BackendEntry("backends.torch", ("torch", "transformers"), "pip install 'delta-rlvr[torch]'"),
+    "mlx": BackendEntry("backends.mlx", ("mlx", "mlx_lm"), "pip install 'delta-rlvr[mlx]'"),
+    "fake": BackendEntry("backends.fake", (), ""),
 }
 
 NAMES = tuple(ENTRIES)

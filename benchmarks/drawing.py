@@ -21,13 +21,13 @@ from common import show, write
 from torch import Tensor
 
 from backends.interface import Sampling
-from backends.torch.head import Head
+from backends.torch.head import TorchHead
 from backends.torch.sampling import draw
 
 SAMPLING = Sampling(1, (), temperature=0.6)
 
 
-def plain(head: Head, hidden: Tensor, noise: Tensor) -> Tensor:
+def plain(head: TorchHead, hidden: Tensor, noise: Tensor) -> Tensor:
     """Token ids [n]; their log-probabilities and entropies are computed too."""
     logprobs = head.logits(hidden, SAMPLING.temperature).log_softmax(1)
     probabilities = logprobs.exp()
@@ -37,7 +37,7 @@ def plain(head: Head, hidden: Tensor, noise: Tensor) -> Tensor:
     return ids[:, 0]
 
 
-def ours(head: Head, buffers: list[Tensor], hidden: Tensor, noise: Tensor) -> Tensor:
+def ours(head: TorchHead, buffers: list[Tensor], hidden: Tensor, noise: Tensor) -> Tensor:
     """The same as the backend's rollout does it."""
     logits = head.logits(hidden, SAMPLING.temperature, buffers[0])
     ids, total = draw(logits, noise, SAMPLING, buffers[1])
@@ -49,7 +49,7 @@ def ours(head: Head, buffers: list[Tensor], hidden: Tensor, noise: Tensor) -> Te
 def measure(args: argparse.Namespace, responses: int) -> dict[str, Any]:
     """Median milliseconds of each way for so many responses."""
     generator = torch.Generator().manual_seed(0)
-    head = Head(torch.randn(args.vocabulary, args.hidden, generator=generator).mul_(0.1), responses)
+    head = TorchHead(torch.randn(args.vocabulary, args.hidden, generator=generator).mul_(0.1), responses)
     hidden = torch.randn(responses, args.hidden, generator=generator)
     noise = torch.rand(responses, dtype=torch.float64, generator=generator)
     buffers = head.buffers(responses, 2)

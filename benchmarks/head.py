@@ -24,7 +24,7 @@ from common import in_fresh_process, interleaved, median_ratio, peak_memory, sho
 from torch import Tensor
 
 from backends.interface import Proxy
-from backends.torch.head import Head
+from backends.torch.head import TorchHead
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # hidden states [n, H], head [V, H], targets [n], dloss/dlogp [n]
 KINDS = ("trained", "frozen")  # heads: with and without a gradient of their own
@@ -51,7 +51,7 @@ def plain(frozen: bool, hidden: Tensor, weight: Tensor, targets: Tensor, slopes:
 
 def chunked(chunk: int, frozen: bool, hidden: Tensor, weight: Tensor, targets: Tensor, slopes: Tensor) -> Tensor:
     """The backend's head, as ``accumulate`` calls it. Returns the log-probabilities."""
-    head = Head(weight, chunk)
+    head = TorchHead(weight, chunk)
     found = head.statistics(hidden, targets, 1.0, entropies=False, proxy=Proxy("hidden_exact"))
     if not frozen:
         gradient = torch.zeros_like(weight, dtype=torch.float32)

@@ -15,7 +15,7 @@ import torch
 from common import show, write
 from torch import Tensor
 
-from backends.torch.head import Head
+from backends.torch.head import TorchHead
 
 
 def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def errors(tokens: int, vocabulary: int, hidden: int) -> dict[str, float]:
         "bfloat16 logits": log_probability(logits.bfloat16().float(), targets),
         "float16 logits": log_probability(logits.half().float(), targets),
         "bfloat16 at the end": log_probability(logits, targets).bfloat16(),
-        "ours": Head(weight.float(), 64).statistics(states, targets, 1.0, entropies=False).logprobs,
+        "ours": TorchHead(weight.float(), 64).statistics(states, targets, 1.0, entropies=False).logprobs,
     }
     return {name: float((found.double() - expected).abs().max()) for name, found in ways.items()}
 

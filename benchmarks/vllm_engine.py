@@ -41,7 +41,7 @@ from make_tiny_base import write_tokenizer
 from wide_heads import write_wide
 
 from backends import registry
-from backends.interface import Ids, RolloutRequest, Sampler, Sampling, Weights
+from backends.interface import Ids, PublishedWeights, RolloutRequest, Sampler, Sampling
 from backends.settings import BackendSettings
 from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
 from backends.vllm.folder import untie
@@ -233,7 +233,7 @@ def _step_times(recipe: Recipe, folder: Path) -> dict[str, float]:
         sampler = trainer.worker.sampler
         load = sampler.load_weights
 
-        def timed(weights: Weights) -> None:
+        def timed(weights: PublishedWeights) -> None:
             start = time.perf_counter()
             load(weights)
             spent.append(time.perf_counter() - start)

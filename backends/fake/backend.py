@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 from backends.arrays import Doubles
 from backends.batching import PaddedBatch, micro_batches
 from backends.fake import folder as model_folder
-from backends.fake.optimizer import AdamW
-from backends.fake.qwen3 import Back, Qwen3, Weights
-from backends.fake.sampling import Response, generate, log_softmax
+from backends.fake.optimizer import FakeAdamW
+from backends.fake.qwen3 import Back, NumpyWeights, Qwen3
+from backends.fake.sampling import DrawnResponse, generate, log_softmax
 from backends.interface import (
     BackendError,
     Completions,
@@ -79,10 +79,10 @@ class FakeEngine(LocalEngine):
             )
         super().__init__(settings, name)
         self.model = Qwen3(*model_folder.read(settings.model.path))
-        self.optimizer = AdamW(settings.optimizer, self.model.weights)
+        self.optimizer = FakeAdamW(settings.optimizer, self.model.weights)
         self.parameters = self.trainable = sum(weight.size for weight in self.model.weights.values())
         self.vocabulary = len(self.model.weights[self.model.head])
-        self.initial: Weights = {}
+        self.initial: NumpyWeights = {}
         if settings.keep_reference:
             self.initial = {name: weight.copy() for name, weight in self.model.weights.items()}
 
@@ -90,7 +90,7 @@ class FakeEngine(LocalEngine):
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         count = len(request)
-        finished: dict[int, Response] = {}
+        finished: dict[int, DrawnResponse] = {}
         for first in range(0, count, self.settings.rollout_batch):
             places = np.arange(first, min(first + self.settings.rollout_batch, count))
             finished |= generate(self.model, request, places, on_finished, self._vectors)
@@ -221,7 +221,7 @@ class FakeEngine(LocalEngine):
 
     # --------------------------------------------------------------------------- save, export
 
-    def _state(self) -> dict[str, Weights]:
+    def _state(self) -> dict[str, NumpyWeights]:
         return {"weight": self.model.weights, "mean": self.optimizer.mean, "square": self.optimizer.square}
 
     def save(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, Config, Weights
+from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, NumpyWeights, Qwen3Config
 from backends.interface import BackendError
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
@@ -26,7 +26,7 @@ ASSUMED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read(model: str) -> tuple[Config, Weights]:
+def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
     """Config and float64 weights of a model folder; raises BackendError where it is not a Qwen3 one."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
@@ -41,7 +41,7 @@ def read(model: str) -> tuple[Config, Weights]:
                 f"({key} {allowed[0]!r}); choose --backend cpu or mlx"
             )
     try:
-        config = Config(
+        config = Qwen3Config(
             hidden=int(raw["hidden_size"]),
             layers=int(raw["num_hidden_layers"]),
             heads=int(raw["num_attention_heads"]),
@@ -65,7 +65,7 @@ def read(model: str) -> tuple[Config, Weights]:
     return config, weights
 
 
-def _check_shapes(config: Config, weights: Weights, folder: Path) -> None:
+def _check_shapes(config: Qwen3Config, weights: NumpyWeights, folder: Path) -> None:
     """Raise BackendError where a weight that the configuration asks for is missing or of another shape."""
     hidden, query, key = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
     vocabulary, wide = (len(weights.get(name, ())) for name in (EMBEDDING, "model.layers.0.mlp.up_proj.weight"))
@@ -96,11 +96,11 @@ def _check_shapes(config: Config, weights: Weights, folder: Path) -> None:
             )
 
 
-def _weights(folder: Path, tied: bool) -> Weights:
+def _weights(folder: Path, tied: bool) -> NumpyWeights:
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise BackendError(f"{folder}: has no *.safetensors file; convert the weights to safetensors")
-    weights: Weights = {}
+    weights: NumpyWeights = {}
     for path in paths:
         try:
             weights |= {name: weight.astype(np.float64) for name, weight in load_file(path).items()}
@@ -114,7 +114,7 @@ def _weights(folder: Path, tied: bool) -> Weights:
     return weights
 
 
-def write(source: str, folder: Path, weights: Weights) -> None:
+def write(source: str, folder: Path, weights: NumpyWeights) -> None:
     """Weights in float32, with the config and the tokenizer files of the folder they came from."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in Path(source).iterdir():

@@ -6,23 +6,23 @@ import math
 
 import numpy as np
 
-from backends.fake.qwen3 import Weights
+from backends.fake.qwen3 import NumpyWeights
 from backends.settings import Optimizer
 
 
-class AdamW:
+class FakeAdamW:
     """Adam with bias correction and decoupled weight decay on every weight (Loshchilov & Hutter 2019).
 
     Its moments are in host memory as they are, so ``offload`` changes nothing.
     """
 
-    def __init__(self, settings: Optimizer, weights: Weights) -> None:
+    def __init__(self, settings: Optimizer, weights: NumpyWeights) -> None:
         self.settings = settings
         self.steps = 0
         self.mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
         self.square = {name: np.zeros_like(weight) for name, weight in weights.items()}
 
-    def step(self, weights: Weights, grads: Weights, learning_rate: float, scale: float) -> float:
+    def step(self, weights: NumpyWeights, grads: NumpyWeights, learning_rate: float, scale: float) -> float:
         """Update ``weights`` in place; the norm of ``scale`` times the gradient, before it is clipped.
 
         Where that is not finite, nothing is updated.

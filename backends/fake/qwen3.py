@@ -20,14 +20,14 @@ from scipy.special import expit
 from backends.arrays import Doubles
 from backends.interface import Ids
 
-Weights = dict[str, Doubles]  # by their names in model.safetensors
+NumpyWeights = dict[str, Doubles]  # by their names in model.safetensors
 Back = Callable[[Doubles], Doubles]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 @dataclass(frozen=True)
-class Config:
+class Qwen3Config:
     """The numbers of config.json that the forward pass depends on."""
 
     hidden: int
@@ -41,20 +41,20 @@ class Config:
 
 
 @dataclass
-class Cache:
+class KeyValueCache:
     """Rotated keys and values of the positions seen so far, one slot for each: [layers, B, G, slots, D]."""
 
     keys: Doubles
     values: Doubles
 
     @classmethod
-    def empty(cls, config: Config, rows: int, slots: int) -> Cache:
+    def empty(cls, config: Qwen3Config, rows: int, slots: int) -> KeyValueCache:
         shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
         return cls(np.zeros(shape), np.zeros(shape))
 
-    def select(self, rows: Ids) -> Cache:
+    def select(self, rows: Ids) -> KeyValueCache:
         """A cache with the sequences at ``rows``, in that order; a sequence may be taken many times."""
-        return Cache(self.keys[:, rows], self.values[:, rows])
+        return KeyValueCache(self.keys[:, rows], self.values[:, rows])
 
     def update(self, layer: int, positions: Ids, key: Doubles, value: Doubles) -> tuple[Doubles, Doubles]:
         """Store key and value [B, G, T, D] at ``positions`` [B, T]; all up to the largest [B, G, S, D]."""
@@ -74,13 +74,13 @@ def rotate(x: Doubles, angles: Doubles) -> Doubles:
 class Qwen3:
     """The model: weights, the gradient added up so far, and the forward pass."""
 
-    def __init__(self, config: Config, weights: Weights) -> None:
+    def __init__(self, config: Qwen3Config, weights: NumpyWeights) -> None:
         self.config = config
         self.weights = weights
         self.grads = {name: np.zeros_like(weight) for name, weight in weights.items()}
         self.head = EMBEDDING if config.tied else HEAD
 
-    def trunk(self, ids: Ids, positions: Ids, cache: Cache | None = None) -> tuple[Doubles, Back]:
+    def trunk(self, ids: Ids, positions: Ids, cache: KeyValueCache | None = None) -> tuple[Doubles, Back]:
         """Ids and positions [B, T] to post-norm hidden states [B, T, H], the input of the head.
 
         Without a cache, attention is among ``ids``, whose positions then are 0, 1, 2, … in every row.
@@ -104,7 +104,7 @@ class Qwen3:
         return x, back_trunk
 
     def _residual(
-        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: Cache | None
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: KeyValueCache | None
     ) -> tuple[Doubles, Back]:
         """x + attention(norm(x)), then the same with the gated unit. [B, T, H]"""
         y, norm1 = self._rms_norm(f"{prefix}.input_layernorm.weight", x)
@@ -120,7 +120,7 @@ class Qwen3:
         return x + y, back
 
     def _attention(
-        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: Cache | None
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: KeyValueCache | None
     ) -> tuple[Doubles, Back]:
         """Causal attention; M query heads share a key-value head. [B, T, H]"""
         B, T, _ = x.shape

@@ -9,10 +9,10 @@ import numpy as np
 
 from backends.arrays import Doubles
 from backends.batching import uniforms
-from backends.fake.qwen3 import Cache, Qwen3
+from backends.fake.qwen3 import KeyValueCache, Qwen3
 from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
 
-Features = Callable[
+MakeFeatures = Callable[
     [Proxy, Doubles, Doubles, Ids], Doubles
 ]  # of states [n, H], log-probabilities [n, V] and tokens [n]
 
@@ -46,7 +46,7 @@ def draw(logprobs: Doubles, noise: Doubles, sampling: Sampling) -> Ids:
 
 
 @dataclass(frozen=True)
-class Response:
+class DrawnResponse:
     """A response of n tokens."""
 
     tokens: Ids  # [n]
@@ -56,15 +56,15 @@ class Response:
 
 
 def generate(
-    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: Features
-) -> dict[int, Response]:
+    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: MakeFeatures
+) -> dict[int, DrawnResponse]:
     """The responses ``rows``; row r answers prompt r // samples. ``features`` makes them of what is drawn."""
     sampling, seeds = request.sampling, request.global_rows[rows]
     noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
     tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
     logprobs, entropies = np.zeros((2, len(rows), sampling.max_tokens))
     vectors = np.zeros((*tokens.shape, model.config.hidden if request.proxy else 0))
-    finished: dict[int, Response] = {}
+    finished: dict[int, DrawnResponse] = {}
     hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
     active = np.arange(len(rows))  # what is left of the batch, as indices into rows
     for count in range(1, sampling.max_tokens + 1):
@@ -80,7 +80,7 @@ def generate(
         ended = np.array([sampling.ends(tokens[i, :count]) for i in active], dtype=bool)
         stopped = ended | (count == sampling.max_tokens)
         for i in active[stopped]:
-            finished[int(rows[i])] = Response(
+            finished[int(rows[i])] = DrawnResponse(
                 tokens[i, :count], logprobs[i, :count], entropies[i, :count], vectors[i, :count]
             )
             if on_finished is not None:
@@ -95,7 +95,7 @@ def generate(
     return finished
 
 
-def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, Cache, Ids]:
+def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, KeyValueCache, Ids]:
     """One forward of each different prompt, its result repeated for the rows that answer it.
 
     Returns the state that predicts the first token [B, H], the cache, the next position [B].
@@ -105,7 +105,7 @@ def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> t
     ids = np.zeros((len(used), lengths.max()), dtype=np.int64)
     for row, i in enumerate(used):
         ids[row, : lengths[row]] = prompts[i]
-    cache = Cache.empty(model.config, len(used), int(lengths.max()) + slots)
+    cache = KeyValueCache.empty(model.config, len(used), int(lengths.max()) + slots)
     states, _ = model.trunk(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape), cache)
     last = states[np.arange(len(used)), lengths - 1]
     # Slots beyond a short prompt hold padding, which is overwritten before anything can attend to it.

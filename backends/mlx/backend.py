@@ -12,7 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 
-from backends.batching import PaddedBatch, SharedBatch, micro_batches, shared_batches, stretches
+from backends.batching import PaddedBatch, SharedPromptBatch, micro_batches, response_chunks, shared_batches
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
@@ -43,7 +43,7 @@ from backends.mlx.self_check import check_generator
 from backends.mlx.sharing import call, shares
 from backends.settings import BackendSettings
 
-Batch = PaddedBatch | SharedBatch
+Batch = PaddedBatch | SharedPromptBatch
 Chunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
 
 SHARED = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
@@ -264,7 +264,7 @@ class MlxEngine(LocalEngine):
     def _call(self, batch: Batch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""
         self.policy.check_length(batch.longest)
-        if isinstance(batch, SharedBatch):
+        if isinstance(batch, SharedPromptBatch):
             return call(self.policy, batch, _wide)
         return [self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, _wide(batch.longest) - batch.longest)))))]
 
@@ -299,7 +299,7 @@ class MlxEngine(LocalEngine):
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         targets, size = mx.array(batch.targets), self.settings.memory.head_chunk_tokens
-        most = sys.maxsize if getattr(objective, "together", False) else size
+        most = sys.maxsize if getattr(objective, "needs_whole_micro_batch", False) else size
         loss, scale = 0.0, 1.0
 
         def add_to_head(gradient: mx.array) -> None:
@@ -310,7 +310,7 @@ class MlxEngine(LocalEngine):
         def at_head(hidden: mx.array) -> mx.array:
             nonlocal loss, scale
             known, pulled = mx.array(np.array(hidden)).astype(self.dtype), []
-            for part, rows in stretches(batch, most):
+            for part, rows in response_chunks(batch, most):
 
                 def slopes(logp: Floats, rows: Ids = rows) -> Floats:
                     nonlocal loss

@@ -14,7 +14,7 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from backends.batching import SharedBatch
+from backends.batching import SharedPromptBatch
 from backends.mlx.model import Policy
 
 
@@ -65,7 +65,7 @@ class ResponseCache:
         return mx.concatenate([before, among], axis=3)
 
 
-def call(policy: Policy, batch: SharedBatch, wide: Callable[[int], int]) -> list[mx.array]:
+def call(policy: Policy, batch: SharedPromptBatch, wide: Callable[[int], int]) -> list[mx.array]:
     """Hidden states of the prompts [P, Tp, H] and of the responses [B, Tr, H]; ``wide`` rounds a width up."""
     count = len(make_prompt_cache(policy.model))
     width = wide(batch.prompts.shape[1])
@@ -87,7 +87,7 @@ def shares(policy: Policy) -> bool:
     if not all(type(cache) is KVCache for cache in make_prompt_cache(policy.model)):
         return False
     ids = np.arange(7) % policy.vocabulary
-    batch = SharedBatch(
+    batch = SharedPromptBatch(
         rows=np.arange(2),
         prompts=np.stack([np.append(ids[:2], 0), ids[3:6]]),
         prompt_lengths=np.array([2, 3]),

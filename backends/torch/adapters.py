@@ -62,7 +62,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
         _start_from(start, adapted, lora)
     if lora.dora:
         for name, module in adapted.items():
-            module.lora_variant[NAME] = _Scaled
+            module.lora_variant[NAME] = _DoraVariant
             module.register_buffer("row_norms", None, persistent=False)
             if not (unpacked(module.get_base_layer().weight) != 0).any(1).all():
                 raise BackendError(
@@ -77,7 +77,7 @@ def modules(causal: Any) -> dict[str, Any]:
     return {name: module for name, module in causal.named_modules() if hasattr(module, "lora_A")}
 
 
-class _Scaled:
+class _DoraVariant:
     """DoRA in the place of PEFT's own: what LoRA gives, every row times m/‖W + scale·B·A‖.
 
     No gradient goes through the norms, in PEFT and in mlx-lm neither, so between two updates they are constants.

@@ -54,7 +54,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """Who attends to whom in a packed row of T tokens."""
 
     blocks: tuple[Block, ...]
@@ -66,7 +66,7 @@ class Layout:
     reached: set[int | None] = field(default_factory=set)  # layers whose attention has used the layout
 
     @classmethod
-    def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> Layout:
+    def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> PackedLayout:
         """The blocks of a packed batch: one or more of prompts, one or more of responses."""
         places, end = np.empty(len(batch.ids), dtype=np.int64), 0
         blocks: list[Block] = []
@@ -178,7 +178,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    layout: Layout | None = None,
+    layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].

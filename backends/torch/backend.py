@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.batching import PackedBatch, packed_batches, stretches
+from backends.batching import PackedBatch, packed_batches, response_chunks
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
@@ -34,14 +34,14 @@ from backends.settings import BackendSettings
 from backends.torch import adapters
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
-from backends.torch.features import Collector, TorchFeatures
+from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
-from backends.torch.head import Head
+from backends.torch.head import TorchHead
 from backends.torch.memory import out_of_memory
-from backends.torch.model import Policy, dense_gradient, load_policy
+from backends.torch.model import TorchPolicy, dense_gradient, load_policy
 from backends.torch.optimizer import TorchAdamW
-from backends.torch.rollout import Rollout
-from backends.torch.sharding import FILLER, Parallel
+from backends.torch.rollout import TorchRollout
+from backends.torch.sharding import FILLER, DataParallel
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
@@ -79,7 +79,7 @@ class TorchEngine(LocalEngine):
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
-        self._parallel = Parallel(collective, settings.parallel.sharding, self._device, self.trainable)
+        self._parallel = DataParallel(collective, settings.parallel.sharding, self._device, self.trainable)
         if self._parallel.sharded and settings.optimizer.moments == "int8":
             raise BackendError(
                 'update.moments = "int8": its blocks would depend on the number of processes where weights are split; '
@@ -104,7 +104,7 @@ class TorchEngine(LocalEngine):
 
     def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         self._free_cache()  # of an update
-        rollout = Rollout(
+        rollout = TorchRollout(
             self._policy,
             request,
             on_finished,
@@ -128,9 +128,9 @@ class TorchEngine(LocalEngine):
             self._cache_token_limit = rollout.cache_token_limit
             self._free_cache()
 
-    def _collector(self, request: RolloutRequest) -> Collector:
+    def _collector(self, request: RolloutRequest) -> TorchFeatureCollector:
         memory, policy = self.settings.memory, self._policy
-        return Collector(
+        return TorchFeatureCollector(
             policy.head_weight.shape[1],
             policy.dtype,
             self._device,
@@ -144,13 +144,13 @@ class TorchEngine(LocalEngine):
         return self._score_under(self._policy, sequences, proxy)
 
     def _reference(self, sequences: Sequences) -> Floats:
-        source: AbstractContextManager[Policy]
+        source: AbstractContextManager[TorchPolicy]
         source = self._policy.as_loaded() if self._frozen is None else nullcontext(self._frozen)
         with source as policy:
             return self._score_under(policy, sequences, None).logprobs
 
     @torch.no_grad()
-    def _score_under(self, policy: Policy, sequences: Sequences, proxy: Proxy | None) -> Scores:
+    def _score_under(self, policy: TorchPolicy, sequences: Sequences, proxy: Proxy | None) -> Scores:
         logprobs = np.empty(len(sequences.tokens), dtype=np.float32)
         scores = Scores(logprobs, np.empty_like(logprobs), self._allocate(sequences, proxy) if proxy else None)
         for batch in self._rounds(sequences):
@@ -162,7 +162,7 @@ class TorchEngine(LocalEngine):
 
     def _score_batch(
         self,
-        policy: Policy,
+        policy: TorchPolicy,
         batch: PackedBatch,
         sequences: Sequences,
         proxy: Proxy | None,
@@ -270,11 +270,11 @@ class TorchEngine(LocalEngine):
         The gradient of the head's own weight is added to it.
         """
         head = self._policy.head(self.settings.memory.head_chunk_tokens)
-        whole = getattr(objective, "together", False)
+        whole = getattr(objective, "needs_whole_micro_batch", False)
         loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
         chunks = _parts(batch, head)
         [buffer] = head.buffers(len(hidden), 1)
-        for part, rows in stretches(batch, sys.maxsize if whole else head.chunk):
+        for part, rows in response_chunks(batch, sys.maxsize if whole else head.chunk):
             count = part.stop - part.start
 
             def slopes(logp: Tensor, rows: Ids = rows) -> Tensor:
@@ -362,7 +362,7 @@ class TorchEngine(LocalEngine):
 
     # ----------------------------------------------------------------------------------- details
 
-    def _hidden(self, policy: Policy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _hidden(self, policy: TorchPolicy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """A micro-batch's hidden states [T, H], which of them predict response tokens [n], and those tokens [n]."""
         with policy.compute(cached=not self._parallel.sharded):  # of split weights the copies would be all of them
             hidden = policy.packed_hidden(batch)
@@ -389,6 +389,6 @@ def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
     return total.index_add_(0, at, rows)
 
 
-def _parts(batch: PackedBatch, head: Head) -> list[slice]:
+def _parts(batch: PackedBatch, head: TorchHead) -> list[slice]:
     """The tokens of a micro-batch whose logits exist at a time: in scoring as in an update, to the same bits."""
-    return [part for part, _ in stretches(batch, head.chunk, cut=True)]
+    return [part for part, _ in response_chunks(batch, head.chunk, cut=True)]

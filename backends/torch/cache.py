@@ -26,7 +26,7 @@ class SlotCache:
     """Handed to transformers as ``past_key_values``; the first ``used`` slots hold responses.
 
     ``windows`` names the kinds of attention and how many tokens each looks back on (0: all).
-    Rows differ in length, but each starts at column 0, so a token's column is its position: a mask
+    PositionedRows differ in length, but each starts at column 0, so a token's column is its position: a mask
     ``column <= length`` is all the bookkeeping, and a response moves to another slot by one copy.
     Where columns run out, there come to be half as many again as are held, up to ``most``: for a prompt too, whose
     first token would else move everything. Both tensors are [slots, columns, heads, head size].

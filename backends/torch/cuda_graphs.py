@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from backends.interface import Ids
 from backends.torch.cache import SlotCache
-from backends.torch.model import Policy
+from backends.torch.model import TorchPolicy
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Decoder:
     comes a second time. Where a model does what cannot be recorded, its kernels are launched one after another.
     """
 
-    def __init__(self, policy: Policy, cache: SlotCache) -> None:
+    def __init__(self, policy: TorchPolicy, cache: SlotCache) -> None:
         self._policy, self._cache = policy, cache
         self._records = policy.device.type == "cuda"
         self._columns = 0

@@ -17,12 +17,12 @@ from backends.adapter_folder import Adapter
 from backends.settings import Lora
 from backends.torch.adapters import NAME, merged, modules, whole
 from backends.torch.four_bits import unpacked
-from backends.torch.model import COMPANIONS, Policy
+from backends.torch.model import COMPANIONS, TorchPolicy
 
 _OWN = {"config.json", "adapter_config.json"}
 
 
-def export(policy: Policy, folder: Path, weights: dict[str, Tensor], adapters: dict[str, Tensor]) -> None:
+def export(policy: TorchPolicy, folder: Path, weights: dict[str, Tensor], adapters: dict[str, Tensor]) -> None:
     """Write config, tokenizer and the merged ``weights`` of ``policy``, ``adapters`` beside them in ``adapter``."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in COMPANIONS:
@@ -45,7 +45,7 @@ def _make_readable(folder: Path, like: Path) -> None:
         shutil.copymode(like, file)  # safetensors lets nobody but the owner read
 
 
-def export_adapters(policy: Policy, model: Path, adapters: dict[str, Tensor]) -> None:
+def export_adapters(policy: TorchPolicy, model: Path, adapters: dict[str, Tensor]) -> None:
     """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT, vLLM and mlx-lm."""
     folder = model / "adapter"
     config = policy.peft.peft_config[NAME]
@@ -69,7 +69,7 @@ def _numpy(weight: Tensor) -> NDArray[np.float32]:
 
 
 @torch.no_grad()
-def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def merged_weights(policy: TorchPolicy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model's own weights and its adapters' by name, on the host; each adapter is merged into its matrix as well.
 
     The first in the compute dtype, merged in float32; one matrix at a time, so that no second model is held on
@@ -88,7 +88,7 @@ def merged_weights(policy: Policy, keep: bool = True) -> tuple[dict[str, Tensor]
 
 
 @torch.no_grad()
-def adapter_weights(policy: Policy, keep: bool = True) -> dict[str, Tensor]:
+def adapter_weights(policy: TorchPolicy, keep: bool = True) -> dict[str, Tensor]:
     """The adapters' weights by PEFT's names, on the host; every rank calls it, as above."""
     adapters = {}
     for name, part in policy.causal.named_parameters():

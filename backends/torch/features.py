@@ -20,8 +20,8 @@ _CHUNK = 1024  # tokens whose rows are float64 at a time
 _PIECE_BYTES = 2**30
 _DRAWN_BYTES = 2**26  # memory for rows that are drawn comes in pieces of so many bytes
 
-Rows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
-Recompute = Callable[[int, int, Callable[[Rows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
+PositionedRows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
+RecomputeRows = Callable[[int, int, Callable[[PositionedRows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
 _At = slice | Tensor  # indices of some tokens
 _Add = Callable[[Tensor, _At, Tensor], None]
 
@@ -83,14 +83,20 @@ class TorchFeatures(_Reductions):
     """
 
     def __init__(
-        self, stores: Sequence[Tensor], scale: Tensor, recompute: Recompute, first: int = 0, *, together: bool = False
+        self,
+        stores: Sequence[Tensor],
+        scale: Tensor,
+        recompute: RecomputeRows,
+        first: int = 0,
+        *,
+        in_step: bool = False,
     ) -> None:
         self._stores = stores  # [C, H] on the device, then pieces [K_i, H] on the host; C + Σ K_i ≤ N
         self._width = stores[0].shape[1]
         self._scale = scale  # [N] float32, on the device
         self._recompute = recompute
         self._first = first  # what ``recompute`` calls the first token here
-        self._together = together  # some rank has rows to compute again, which all ranks do at the same time
+        self._in_step = in_step  # some rank has rows to compute again, which all ranks do at the same time
 
     @classmethod
     def allocate(
@@ -100,7 +106,7 @@ class TorchFeatures(_Reductions):
         dtype: torch.dtype,
         device: torch.device,
         budgets: tuple[int, int],
-        recompute: Recompute,
+        recompute: RecomputeRows,
         anywhere: Callable[[bool], bool] = lambda here: False,
     ) -> TorchFeatures:
         """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go.
@@ -115,8 +121,8 @@ class TorchFeatures(_Reductions):
         for start in range(0, rest, piece):
             rows = min(piece, rest - start)
             stores.append(torch.empty(rows, size, dtype=dtype, pin_memory=device.type == "cuda"))
-        together = anywhere(cut + rest < count)
-        return cls(stores, torch.ones(count, device=device), recompute, together=together)
+        in_step = anywhere(cut + rest < count)
+        return cls(stores, torch.ones(count, device=device), recompute, in_step=in_step)
 
     def put(self, positions: Ids, rows: Tensor, scale: Tensor | None = None) -> None:
         """Store rows [n, H] of the tokens at flat ``positions``, to be multiplied by ``scale`` [n]."""
@@ -140,7 +146,7 @@ class TorchFeatures(_Reductions):
                 stores.append(piece[max(0, start - first) : stop - first])
             first += len(piece)
         recompute, first = self._recompute, self._first + start
-        return TorchFeatures(stores, self._scale[start:stop], recompute, first, together=self._together)
+        return TorchFeatures(stores, self._scale[start:stop], recompute, first, in_step=self._in_step)
 
     def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
         """As above.
@@ -156,7 +162,7 @@ class TorchFeatures(_Reductions):
 
         result = total(self._kept())
         kept, count = sum(map(len, self._stores)), len(self._scale)
-        if kept < count or self._together:
+        if kept < count or self._in_step:
             result += self._recompute(self._first + kept, self._first + count, lambda rows: total(self._split(rows)))
         return result.cpu().numpy()
 
@@ -167,7 +173,7 @@ class TorchFeatures(_Reductions):
                 yield slice(first, first + len(rows)), rows
                 first += len(rows)
 
-    def _split(self, found: Rows) -> Iterator[tuple[_At, Tensor]]:
+    def _split(self, found: PositionedRows) -> Iterator[tuple[_At, Tensor]]:
         for positions, rows in found:
             at = torch.from_numpy(positions - self._first).to(self._scale.device)
             yield from zip(at.split(_CHUNK), rows.split(_CHUNK), strict=True)
@@ -182,7 +188,7 @@ class _Drawn:
     used: int = 0
 
 
-class Collector:
+class TorchFeatureCollector:
     """Keeps rows of tokens as they are drawn, in whatever order, on the device and then on the host within budgets.
 
     What is drawn beyond both is not kept, and then there are no features: a forward makes them all.

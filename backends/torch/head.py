@@ -21,7 +21,7 @@ from backends.interface import Proxy
 
 
 @dataclass(frozen=True)
-class TokenStatistics:
+class HeadStatistics:
     """What the head tells about n sampled tokens, all float32, at the sampling temperature."""
 
     logprobs: Tensor  # [n]
@@ -32,7 +32,7 @@ class TokenStatistics:
 
 
 @dataclass(frozen=True)
-class Head:
+class TorchHead:
     """The output matrix, in the dtype its products are computed in; their results are float32."""
 
     weight: Tensor  # [V, H] float32, or bfloat16 on CUDA
@@ -60,14 +60,14 @@ class Head:
         entropies: bool,
         proxy: Proxy | None = None,
         parts: Sequence[slice] | None = None,
-    ) -> TokenStatistics:
+    ) -> HeadStatistics:
         """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients with a hidden_* proxy.
 
         ``parts`` are the tokens whose logits exist at a time, of a chunk at most.
         """
         count, size = hidden.shape
         new = hidden.new_empty
-        result = TokenStatistics(
+        result = HeadStatistics(
             logprobs=new(count, dtype=torch.float32),
             logsumexp=new(count, dtype=torch.float32),
             entropies=new(count, dtype=torch.float32) if entropies else None,
@@ -80,7 +80,7 @@ class Head:
 
     def _chunk_statistics(
         self,
-        result: TokenStatistics,
+        result: HeadStatistics,
         part: slice,
         hidden: Tensor,
         targets: Tensor,

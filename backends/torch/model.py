@@ -21,8 +21,8 @@ from backends.batching import PackedBatch, pack
 from backends.interface import BackendError, Sequences
 from backends.settings import BackendSettings
 from backends.torch import adapters, attention, four_bits
-from backends.torch.attention import Layout
-from backends.torch.head import Head
+from backends.torch.attention import PackedLayout
+from backends.torch.head import TorchHead
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
@@ -37,7 +37,7 @@ _OWN_ATTENTION = (
 )
 
 
-class Policy:
+class TorchPolicy:
     """A causal language model as a trunk, which makes post-norm hidden states, and a head.
 
     ``dtype`` is that of the compute. Trained weights are float32 whatever it is: bfloat16 products run
@@ -122,36 +122,36 @@ class Policy:
         states: Tensor = trunk(input_ids=ids, **inputs).last_hidden_state
         return states if self.output_scale == 1 else states * self.output_scale
 
-    def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: Layout | None = None) -> Tensor:
+    def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: PackedLayout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""
         return self.hidden(
             torch.from_numpy(batch.ids).to(self.device)[None],
             position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
-            layout=layout or Layout.of(batch, self.layer_windows, self.device),
+            layout=layout or PackedLayout.of(batch, self.layer_windows, self.device),
             past_key_values=cache,
             use_cache=cache is not None,
         )[0]
 
-    def head(self, chunk: int) -> Head:
+    def head(self, chunk: int) -> TorchHead:
         """The head as it is now; on CUDA with bfloat16 it holds a copy of the weight, so let go of it soon."""
         mixed = self.dtype == torch.bfloat16 and self.device.type == "cuda"  # a CPU has no bf16 → float32 product
         weight = self.head_weight.detach().to(torch.bfloat16 if mixed else torch.float32)
-        return Head(weight, chunk, getattr(self.config, "final_logit_softcapping", None))
+        return TorchHead(weight, chunk, getattr(self.config, "final_logit_softcapping", None))
 
-    def frozen_copy(self) -> Policy:
+    def frozen_copy(self) -> TorchPolicy:
         """A second model that computes exactly as this one does now, with matrices kept in the compute dtype."""
         causal = copy.deepcopy(self.causal).requires_grad_(False)
         for module in causal.base_model.modules():
             if isinstance(module, nn.Linear):
                 module.to(self.dtype)
-        return Policy(causal, self.folder, self.dtype)
+        return TorchPolicy(causal, self.folder, self.dtype)
 
     def remember(self) -> None:
         """Keep the adapters of this moment for :meth:`as_loaded`."""
         self._first = {name: weight.detach().clone() for name, weight in self.trained()}
 
     @contextlib.contextmanager
-    def as_loaded(self) -> Iterator[Policy]:
+    def as_loaded(self) -> Iterator[TorchPolicy]:
         """This policy as it was loaded: adapters switched off, or those that it started from."""
         if not self._first:
             with self.peft.disable_adapter():
@@ -196,7 +196,7 @@ def dense_gradient(weight: Tensor | None) -> Tensor | None:
     return weight.grad
 
 
-def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
+def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
     """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
     model = settings.model
     folder = _resolve(model.path)
@@ -207,7 +207,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> Policy:
     dtype = torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
     stored = dtype if model.lora else torch.float32  # what is trained is float32; a frozen base need not be
     packing = four_bits.settings(dtype) if model.load_in_4bit else None
-    policy = Policy(_read(folder, model.path, stored, device, packing), folder, dtype)
+    policy = TorchPolicy(_read(folder, model.path, stored, device, packing), folder, dtype)
     if not Path(model.path).expanduser().is_dir():
         policy.causal.name_or_path = model.path  # what adapters name as their base: not a cache of this machine
     _check_trunk(policy, model.path)
@@ -348,7 +348,7 @@ def _config(folder: Path, name: str) -> Any:
 
 
 @torch.no_grad()
-def _check_trunk(policy: Policy, name: str) -> None:
+def _check_trunk(policy: TorchPolicy, name: str) -> None:
     """Refuse a model whose logits are not head · trunk of a packed row: its numbers would be silently wrong."""
     head = policy.causal.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
@@ -358,7 +358,7 @@ def _check_trunk(policy: Policy, name: str) -> None:
     ids = np.arange(4) % policy.vocabulary
     row = torch.from_numpy(ids).to(policy.device)[None]
     batch = pack(Sequences((ids[:2], ids[:2]), np.tile(ids[2:], 2), np.array([0, 2, 4])), [[0, 1]])
-    layout = Layout.of(batch, policy.layer_windows, policy.device)
+    layout = PackedLayout.of(batch, policy.layer_windows, policy.device)
     try:
         with policy.compute():
             expected = policy.causal(input_ids=row, use_cache=False).logits[0].float()

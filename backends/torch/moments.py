@@ -18,7 +18,7 @@ from backends.interface import BackendError
 from backends.settings import Optimizer
 from backends.torch.memory import out_of_memory
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
-from backends.torch.state_file import Entry
+from backends.torch.state_file import TensorRows
 
 # Two float32 moments of so many numbers are 256 MiB. CUDA's allocator of pinned memory rounds sizes up to a
 # power of two, so that buffers as large as the weights would waste up to half of what they take.
@@ -182,15 +182,15 @@ class Moments:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         return [*streams]
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TensorRows]:
         """The moments as a file holds them, by name; the parts share their memory."""
-        found: dict[str, Entry] = {}
+        found: dict[str, TensorRows] = {}
         for pieces, store in self._buckets:
             for suffix, (tensor, unit) in store.tensors().items():
                 for piece in pieces:
                     shape = self._weights[piece.name].shape
                     part = slice(piece.inside.start // unit, -(-piece.inside.stop // unit))
                     for moment, row in zip(MOMENTS, tensor, strict=True):
-                        new = Entry(tuple(shape) if unit == 1 else (-(-shape.numel() // unit),), [])
+                        new = TensorRows(tuple(shape) if unit == 1 else (-(-shape.numel() // unit),), [])
                         found.setdefault(f"{moment}.{piece.name}{suffix}", new).parts.append(row[part])
         return found

@@ -16,15 +16,15 @@ from backends.interface import BackendError
 from backends.settings import Optimizer
 from backends.torch import state_file
 from backends.torch.moments import MOMENTS, Moments, Piece
-from backends.torch.sharding import Parallel, local
-from backends.torch.state_file import Entry, StoredState
+from backends.torch.sharding import DataParallel, local
+from backends.torch.state_file import StoredState, TensorRows
 from backends.weights import refuse_nonfinite
 
 
 class TorchAdamW:
     """AdamW with a global norm clip. ``weights`` are the trained ones by name, whole or this rank's rows of them."""
 
-    def __init__(self, weights: dict[str, nn.Parameter], settings: Optimizer, parallel: Parallel) -> None:
+    def __init__(self, weights: dict[str, nn.Parameter], settings: Optimizer, parallel: DataParallel) -> None:
         self.weights = weights
         self._settings = settings
         self._parallel = parallel
@@ -117,13 +117,13 @@ class TorchAdamW:
         for weight in self.weights.values():
             weight.grad = None
 
-    def _weight_entries(self) -> dict[str, Entry]:
+    def _weight_entries(self) -> dict[str, TensorRows]:
         return {
-            name: Entry(tuple(weight.shape), [local(weight.detach()).view(-1)], self._parallel.first_row(weight))
+            name: TensorRows(tuple(weight.shape), [local(weight.detach()).view(-1)], self._parallel.first_row(weight))
             for name, weight in self.weights.items()
         }
 
-    def _moment_entries(self, step: Tensor) -> dict[str, Entry]:
+    def _moment_entries(self, step: Tensor) -> dict[str, TensorRows]:
         """Before the first step there are none."""
         if step == 0:
             return {}
@@ -131,7 +131,7 @@ class TorchAdamW:
         if not self._parallel.sharded:
             return found
         return {  # of float32 moments: other parts than rows cannot be split
-            f"{moment}.{name}": Entry(
+            f"{moment}.{name}": TensorRows(
                 tuple(weight.shape),
                 found[f"{moment}.{name}"].parts if f"{moment}.{name}" in found else [],
                 self._parallel.first_row(weight),
@@ -140,7 +140,7 @@ class TorchAdamW:
             for moment in MOMENTS
         }
 
-    def _check_type(self, stored: StoredState, entries: Mapping[str, Entry]) -> None:
+    def _check_type(self, stored: StoredState, entries: Mapping[str, TensorRows]) -> None:
         """Refuse moments of another type than this run's, which are the right ones of the right model."""
         there, here = (any(name.endswith(".codes") for name in names) for names in (stored.shapes, entries))
         if there != here:

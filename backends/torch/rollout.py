@@ -13,9 +13,9 @@ from backends.batching import pack, uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.cuda_graphs import Decoder
-from backends.torch.features import Collector, DrawnFeatures
+from backends.torch.features import DrawnFeatures, TorchFeatureCollector
 from backends.torch.memory import out_of_memory
-from backends.torch.model import Policy
+from backends.torch.model import TorchPolicy
 from backends.torch.sampling import draw
 
 # Tokens drawn between two looks at which responses have finished: on CUDA each look waits for the
@@ -23,12 +23,12 @@ from backends.torch.sampling import draw
 CHECK_EVERY = {"cpu": 1, "cuda": 8}
 
 
-class Rollout:
+class TorchRollout:
     """One call of ``rollout``. Active responses fill slots 0 … n−1, in no particular order."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: TorchPolicy,
         request: RolloutRequest,
         on_finished: OnFinished | None,
         *,
@@ -37,7 +37,7 @@ class Rollout:
         prefill_tokens: int,
         head_chunk: int,
         version: int,
-        collector: Collector | None = None,
+        collector: TorchFeatureCollector | None = None,
     ) -> None:
         self._policy = policy
         self._head = policy.head(head_chunk)

@@ -24,9 +24,9 @@ from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
 from backends.interface import Collective, Sequences
 from backends.settings import Sharding
-from backends.torch.model import Policy
+from backends.torch.model import TorchPolicy
 
-Item = TypeVar("Item")
+MicroBatch = TypeVar("MicroBatch")
 
 SPLIT_ABOVE = 2 * 10**9  # trained weights, of 16 bytes each with gradient and moments: what "auto" goes by
 
@@ -40,7 +40,7 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class Parallel:
+class DataParallel:
     """How the ranks of a learner of so many trained weights work together, with the settings' ``sharding``."""
 
     def __init__(self, collective: Collective, sharding: Sharding, device: torch.device, trained: int = 0) -> None:
@@ -55,7 +55,7 @@ class Parallel:
             self._mesh = init_device_mesh(device.type, (collective.size,))
         self._modules: list[Any] = []  # FSDPModules, whose methods a mixin gives them at run time
 
-    def place(self, policy: Policy) -> None:
+    def place(self, policy: TorchPolicy) -> None:
         """Bring a policy to the device, whole or split over the ranks."""
         if not self.sharded:
             policy.causal.to(self._device)
@@ -91,7 +91,7 @@ class Parallel:
         for module in self._modules:
             module.reshard()
 
-    def rounds(self, batches: Iterable[Item]) -> Iterator[Item | None]:
+    def rounds(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch | None]:
         """The micro-batches of this rank; None while other ranks still have some, and all must keep step."""
         if not self.sharded:
             yield from batches
@@ -126,4 +126,4 @@ class Parallel:
         return min(rows, self.collective.rank * -(-rows // self.collective.size))  # as torch.chunk splits them
 
 
-ALONE = Parallel(SOLO, "none", torch.device("cpu"))  # a single process
+ALONE = DataParallel(SOLO, "none", torch.device("cpu"))  # a single process

@@ -28,7 +28,7 @@ _PLACES = "rows"  # in a file's metadata: for each tensor of which it holds some
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorRows:
     """Rows of a tensor as flat parts in their order, which may be views of what is in use."""
 
     shape: tuple[int, ...]  # of the whole tensor
@@ -43,9 +43,9 @@ class Entry:
         return (rows, *self.shape[1:]) if self.shape else ()
 
 
-def whole(tensor: Tensor) -> Entry:
+def whole(tensor: Tensor) -> TensorRows:
     """An entry of one part."""
-    return Entry(tuple(tensor.shape), [tensor.detach().reshape(-1)])
+    return TensorRows(tuple(tensor.shape), [tensor.detach().reshape(-1)])
 
 
 def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
@@ -53,7 +53,7 @@ def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
     return folder / (f"{stem}.safetensors" if ranks == 1 else f"{stem}-{rank + 1:05d}-of-{ranks:05d}.safetensors")
 
 
-def write(file: Path, entries: Mapping[str, Entry]) -> None:
+def write(file: Path, entries: Mapping[str, TensorRows]) -> None:
     """Write ``entries`` by name, in safetensors' format: the length of a JSON header, the header, and the numbers."""
     places = {name: [entry.first, *entry.shape] for name, entry in entries.items() if entry.held != entry.shape}
     header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
@@ -96,7 +96,7 @@ class StoredState:
                 self.shapes[name] = tuple(whole_shape)
                 self._parts.setdefault(name, []).append(_Stored(file, first, shape[0] if shape else 1))
 
-    def check(self, expected: Mapping[str, Entry]) -> None:
+    def check(self, expected: Mapping[str, TensorRows]) -> None:
         """Raise BackendError where names or shapes are not the expected ones."""
         differing = set(self.shapes) ^ set(expected)
         differing |= {name for name, entry in expected.items() if self.shapes.get(name, entry.shape) != entry.shape}
@@ -112,14 +112,14 @@ class StoredState:
         return found
 
     @torch.no_grad()
-    def read(self, entries: Mapping[str, Entry]) -> None:
+    def read(self, entries: Mapping[str, TensorRows]) -> None:
         """Fill the parts of ``entries``, which :meth:`check` has found to fit."""
         for name, entry in entries.items():
             values = self._rows(name, entry).reshape(-1).split([part.numel() for part in entry.parts])
             for part, new in zip(entry.parts, values, strict=True):
                 part.copy_(new)
 
-    def _rows(self, name: str, entry: Entry) -> Tensor:
+    def _rows(self, name: str, entry: TensorRows) -> Tensor:
         """The rows that an entry holds; raises BackendError where no file has them."""
         if not entry.shape:
             return self.scalar(name)

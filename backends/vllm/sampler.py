@@ -18,8 +18,8 @@ from backends.interface import (
     Floats,
     Ids,
     OnFinished,
+    PublishedWeights,
     RolloutRequest,
-    Weights,
     starts_of,
 )
 from backends.vllm.api import Api, ServerError, environment_words
@@ -67,7 +67,7 @@ class Server:
 class VllmSampler:
     """Draws responses from vLLM; see ``backends.interface.Sampler``.
 
-    Weights are verified after every load, and again after every rollout: a server that was started anew in
+    PublishedWeights are verified after every load, and again after every rollout: a server that was started anew in
     between has old ones, and its responses are drawn again. A response that was reported then is reported
     once more, and the last holds. Only the first rank launches servers and loads weights.
     """
@@ -79,7 +79,7 @@ class VllmSampler:
         self._collective = collective
         self._verifier = Verifier(settings.tolerance)
         self._servers: list[Server] = []
-        self._weights: Weights | None = None
+        self._weights: PublishedWeights | None = None
         self._restarts = 0
 
     @property
@@ -113,7 +113,7 @@ class VllmSampler:
 
     # -------------------------------------------------------------------------------- weights
 
-    def load_weights(self, weights: Weights) -> None:
+    def load_weights(self, weights: PublishedWeights) -> None:
         """Draw from these weights from now on; every server is asked whether it does."""
         if weights.version == self.version:
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backends.interface import Floats, Weights
+from backends.interface import Floats, PublishedWeights
 
 STILL_SHARE = 0.25  # of the tolerance: an engine whose answers stay the same bit for bit may lag so far behind
 
@@ -19,7 +19,7 @@ class Verifier:
     published: dict[int, Floats] = field(default_factory=dict)
     newest: int = -1
 
-    def publish(self, weights: Weights) -> None:
+    def publish(self, weights: PublishedWeights) -> None:
         """Expect these weights from now on."""
         assert weights.probe is not None
         self.newest = weights.version

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
-from backends.interface import BackendError, Learner, Proxy, Weights
+from backends.interface import BackendError, Learner, Proxy, PublishedWeights
 from delta_cli.data import prompt_order
 from delta_cli.data.problem import Problem
 from delta_cli.errors import StopRequested
@@ -73,7 +73,7 @@ class Batches:
                 clock.seconds[phase] += seconds
         return Batch(self._checked(found.batch), found.draws, self._learner.version - found.batch.version, waited)
 
-    def begin(self, number: int, draws: int, weights: Weights | None) -> None:
+    def begin(self, number: int, draws: int, weights: PublishedWeights | None) -> None:
         """Draw the batch of step ``number`` from now on, in a thread, from ``weights`` where the sampler lacks them."""
         assert self._pool is not None
         self._ahead = self._pool.submit(self._collect_ahead, number, draws, weights)
@@ -89,7 +89,7 @@ class Batches:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _collect_ahead(self, number: int, draws: int, weights: Weights | None) -> tuple[Batch, Clock]:
+    def _collect_ahead(self, number: int, draws: int, weights: PublishedWeights | None) -> tuple[Batch, Clock]:
         def interrupt() -> None:
             if self._closed:
                 raise StopRequested

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from backends.collective import any_of, from_first
-from backends.interface import Learner, Weights
+from backends.interface import Learner, PublishedWeights
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import Interrupted, StopRequested, UserError
@@ -155,7 +155,7 @@ class Trainer:
         if (weights := self._new_weights()) is not None:
             self.worker.sampler.load_weights(weights)
 
-    def _new_weights(self) -> Weights | None:
+    def _new_weights(self) -> PublishedWeights | None:
         """The present weights, published; None where the sampler draws from them already."""
         self._published = self.learner.version
         sampler = self.worker.sampler

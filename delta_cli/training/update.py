@@ -307,7 +307,7 @@ class _OwnRows:
         return self.surrogate(logp, self.places[rows])
 
     @property
-    def together(self) -> bool:
+    def needs_whole_micro_batch(self) -> bool:
         return self.surrogate.method.aggregation == "micro_batch_mean"
 
     def restart(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch import attention
-from backends.torch.attention import Layout, packed_attention
+from backends.torch.attention import PackedLayout, packed_attention
 from tests.backends.largest import Largest
 from tests.device import DEVICE
 
@@ -67,7 +67,7 @@ def test_outputs_and_gradients(window: int | None, call: int, monkeypatch: pytes
     (expected * weight).sum().backward()
 
     found_states = [tensor.float().requires_grad_() for tensor in states]
-    layout = Layout.of(batch, (0, window or 0), torch.device(DEVICE))
+    layout = PackedLayout.of(batch, (0, window or 0), torch.device(DEVICE))
     assert len(layout.blocks) == {0: 9, 20: 8, 10**9: 6}[call]
     module = torch.nn.Module()
     module.layer_idx = 1
@@ -82,7 +82,7 @@ def test_outputs_and_gradients(window: int | None, call: int, monkeypatch: pytes
 def test_blocks_waste_less_than_half_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention.CALL_PAIRS, DEVICE, 0)
     batch, _ = packed()
-    layout = Layout.of(batch, (0,), torch.device(DEVICE))
+    layout = PackedLayout.of(batch, (0,), torch.device(DEVICE))
     queries = sum(block.rows * block.width for block in layout.blocks)
     assert len(batch.ids) < queries < 2 * len(batch.ids)
     assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"

@@ -14,7 +14,7 @@ from backends.torch import cuda_graphs, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import SlotCache
 from backends.torch.cuda_graphs import Decoder
-from backends.torch.model import Policy
+from backends.torch.model import TorchPolicy
 from tests.device import DEVICE
 
 REQUEST = RolloutRequest(
@@ -49,7 +49,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     caches: list[SlotCache] = []
     begin, replayed = Decoder.__init__, Decoder._replayed
 
-    def recording(self: Decoder, policy: Policy, cache: SlotCache) -> None:
+    def recording(self: Decoder, policy: TorchPolicy, cache: SlotCache) -> None:
         begin(self, policy, cache)
         self._records = True
         caches.append(cache)

@@ -11,7 +11,7 @@ import torch
 
 from backends.interface import BackendError, Proxy, Sequences
 from backends.torch.backend import TorchEngine
-from backends.torch.features import Recompute, Rows, TorchFeatures
+from backends.torch.features import PositionedRows, RecomputeRows, TorchFeatures
 from delta_cli.credit import token_coefficients
 from tests.device import DEVICE
 
@@ -53,10 +53,10 @@ def counted(backend: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ------------------------------------------------------------------------------- the features alone
 
 
-def from_memory(rows: np.ndarray) -> Recompute:
+def from_memory(rows: np.ndarray) -> RecomputeRows:
     """Rows [N, H] for those that were not kept, in two parts and backwards."""
 
-    def recompute(start: int, stop: int, reduce: Callable[[Rows], torch.Tensor]) -> torch.Tensor:
+    def recompute(start: int, stop: int, reduce: Callable[[PositionedRows], torch.Tensor]) -> torch.Tensor:
         parts = np.array_split(np.arange(start, stop)[::-1].copy(), 2)
         return reduce((part, torch.from_numpy(rows[part]).to(DEVICE)) for part in parts)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backends.interface import Proxy, Sampling
-from backends.torch.head import Head
+from backends.torch.head import TorchHead
 from backends.torch.sampling import choose, truncate
 from tests.backends.largest import Largest
 from tests.device import DEVICE
@@ -45,7 +45,7 @@ def test_statistics_and_gradients(
     logprobs = log.gather(1, case["targets"][:, None])[:, 0]
     (logprobs * case["coefficients"]).sum().backward()
 
-    head = Head(case["weight"], chunk, softcap)
+    head = TorchHead(case["weight"], chunk, softcap)
     found = head.statistics(case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact"))
     gradient = torch.zeros_like(case["weight"])
     rest = case["targets"], found.logsumexp, case["coefficients"], temperature
@@ -68,7 +68,7 @@ def test_truncated_direction(case: dict[str, torch.Tensor], k: int, softcap: flo
     kept = logits.topk(min(k, VOCAB)).values
     chosen = logits.gather(1, case["targets"][:, None])[:, 0]
     (chosen - kept.logsumexp(1)).sum().backward()
-    found = Head(case["weight"], 4, softcap).statistics(
+    found = TorchHead(case["weight"], 4, softcap).statistics(
         case["hidden"], case["targets"], 1.0, entropies=False, proxy=Proxy("hidden_topk", k)
     )
     assert found.hidden_gradients is not None
@@ -82,7 +82,7 @@ def test_directions_from_what_drawing_has_at_hand(
     case: dict[str, torch.Tensor], proxy: Proxy, softcap: float | None
 ) -> None:
     """They are those of scoring."""
-    head, targets = Head(case["weight"], 4, softcap), case["targets"]
+    head, targets = TorchHead(case["weight"], 4, softcap), case["targets"]
     logits = head.logits(case["hidden"], 0.7) - 0.5
     found = head.gradients(case["hidden"], logits, logits.exp(), logits.exp().sum(1), targets, proxy)
     scored = head.statistics(case["hidden"], targets, 0.7, entropies=False, proxy=proxy)
@@ -96,7 +96,7 @@ def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
     targets, coefficients = case["targets"].repeat(20), case["coefficients"].repeat(20)
     gradient = torch.zeros_like(case["weight"])
     with Largest() as largest:
-        head = Head(case["weight"], 7)
+        head = TorchHead(case["weight"], 7)
         found = head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_exact"))
         head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_topk", 5))
         head.add_weight_gradient(gradient, hidden, targets, found.logsumexp, coefficients, 0.9)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.interface import BackendError, Engine, RolloutRequest, Sequences, Weights
+from backends.interface import BackendError, Engine, PublishedWeights, RolloutRequest, Sequences
 from backends.vllm import VllmSampler, VllmSettings
 from backends.vllm.sampler import seed_of
 from delta_cli.data.tokenizer import Tokenizer
@@ -225,6 +225,6 @@ def test_colocated_it_sleeps_while_the_trainer_works(connect: Connect, trainer: 
 
 def test_weights_that_were_not_written_are_refused(connect: Connect) -> None:
     with pytest.raises(BackendError, match="inbox"):
-        connect().sampler.load_weights(Weights(3))
+        connect().sampler.load_weights(PublishedWeights(3))
     with pytest.raises(BackendError, match="before it was given weights"):
         VllmSampler(VllmSettings()).rollout(REQUEST)

@@ -19,8 +19,8 @@ from trl.trainer.utils import maybe_gather_lm_head_ctx
 
 from backends.arrays import Ids
 from backends.interface import Floats, Proxy
-from backends.torch.features import Rows, TorchFeatures
-from backends.torch.head import Head
+from backends.torch.features import PositionedRows, TorchFeatures
+from backends.torch.head import TorchHead
 from delta_cli.integrations.trl.config import DelTAArguments
 
 Forward = Callable[..., tuple[Tensor, Tensor, Any]]  # GRPOTrainer._get_per_token_logps_and_entropies, bound
@@ -82,7 +82,7 @@ class FeatureScorer:
         chunks = [slice(first, first + size) for first in range(0, len(input_ids), size)]
         starts = np.concatenate([[0], np.cumsum([int(mask[chunk].sum()) for chunk in chunks])])
 
-        def recompute(start: int, stop: int, reduce: Callable[[Rows], Tensor]) -> Tensor:
+        def recompute(start: int, stop: int, reduce: Callable[[PositionedRows], Tensor]) -> Tensor:
             reached = [at for at in range(len(chunks)) if starts[at] < stop and starts[at + 1] > start]
             parts = [(input_ids[chunks[at]], attention_mask[chunks[at]], int(starts[at])) for at in reached]
             return reduce(self._again(partial(forward, model), parts, tokens, start, stop))
@@ -110,7 +110,7 @@ class FeatureScorer:
 
     def _again(
         self, forward: Forward, parts: list[tuple[Tensor, Tensor, int]], tokens: int, start: int, stop: int
-    ) -> Rows:
+    ) -> PositionedRows:
         """Flat positions and rows of the tokens start:stop, by a forward of each part (ids, attention, first token)."""
         for ids, attention, first in parts:
             found: list[Tensor] = []
@@ -163,7 +163,7 @@ class FeatureScorer:
             weight = weight.full_tensor()
         mixed = self._dtype() == torch.bfloat16 and hidden.device.type == "cuda"  # a CPU has no bf16 → float32 product
         with maybe_gather_lm_head_ctx(weight), torch.autocast(hidden.device.type, enabled=False):
-            head = Head(weight.detach().to(hidden.device, torch.bfloat16 if mixed else torch.float32), HEAD_CHUNK)
+            head = TorchHead(weight.detach().to(hidden.device, torch.bfloat16 if mixed else torch.float32), HEAD_CHUNK)
             found = head.statistics(
                 hidden, targets, self._trainer.temperature, entropies=False, proxy=self._proxy
             ).hidden_gradients
