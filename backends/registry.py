@@ -17,7 +17,7 @@ from backends.process import rank_and_size
 from backends.settings import BackendSettings
 
 if TYPE_CHECKING:
-    from backends.vllm import Launch, VllmSampler, VllmSettings
+    from backends.vllm import LaunchOptions, VllmSampler, VllmSettings
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def converter() -> Any:
 
 def vllm_sampler(
     settings: VllmSettings,
-    launch: Launch | None = None,
+    launch: LaunchOptions | None = None,
     python: str | None = None,
     log: Path = Path("vllm.log"),
     on_progress: Callable[[str], None] = lambda line: None,
@@ -94,11 +94,11 @@ def vllm_sampler(
 
     Raises BackendError where the servers are not there or the environment of ``python`` has no vLLM.
     """
-    from backends.vllm import Launcher, VllmSampler
+    from backends.vllm import ServerLauncher, VllmSampler
 
     launcher = None
     if launch is not None:
-        launcher = Launcher(launch, python, log, on_progress)
+        launcher = ServerLauncher(launch, python, log, on_progress)
         if collective.rank == 0:
             launcher.check()
     sampler = VllmSampler(settings, launcher, collective)

@@ -43,7 +43,7 @@ from wide_heads import write_wide
 from backends import registry
 from backends.interface import Ids, PublishedWeights, RolloutRequest, Sampler, Sampling
 from backends.settings import BackendSettings
-from backends.vllm import Launch, Launcher, VllmSampler, VllmSettings
+from backends.vllm import LaunchOptions, ServerLauncher, VllmSampler, VllmSettings
 from backends.vllm.folder import untie
 from delta_cli.assets import model_path
 from delta_cli.assets.random_model import write_qwen3
@@ -107,8 +107,8 @@ def speed(options: argparse.Namespace) -> Results:
         sampling = Sampling(options.tokens, (), samples=options.samples)
         return lambda seed: len(draws.rollout(RolloutRequest(prompts, replace(sampling, seed=seed))).tokens)
 
-    launch = Launch(str(model), "float32", 64 + options.tokens, options.concurrency, memory=MEMORY)
-    launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
+    launch = LaunchOptions(str(model), "float32", 64 + options.tokens, options.concurrency, memory=MEMORY)
+    launcher = ServerLauncher(launch, options.python, options.keep / "vllm.log", print)
     sampler = VllmSampler(VllmSettings(inbox=options.keep / "inbox", concurrency=options.concurrency), launcher)
     launcher.check()
     with closing(sampler), _offline(options, model, prompts) as offline:
@@ -202,8 +202,8 @@ def _server(options: argparse.Namespace, base: Path, pinned: bool) -> Iterator[s
     served = options.keep / "served"
     shutil.copytree(base, served, dirs_exist_ok=True)
     untie(served)
-    launch = Launch(str(served), "float32", 128, 128, memory=MEMORY, arguments=("--enforce-eager",))  # up sooner
-    launcher = Launcher(launch, options.python, options.keep / "vllm.log", print)
+    launch = LaunchOptions(str(served), "float32", 128, 128, memory=MEMORY, arguments=("--enforce-eager",))  # up sooner
+    launcher = ServerLauncher(launch, options.python, options.keep / "vllm.log", print)
     launcher.check()
     if pinned:  # children have the affinity of who starts them
         os.sched_setaffinity(0, SERVERS)

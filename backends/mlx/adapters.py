@@ -14,7 +14,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from backends import adapter_folder
 from backends.adapter_folder import Adapter
 from backends.interface import BackendError
-from backends.mlx.model import Policy
+from backends.mlx.model import MlxPolicy
 from backends.settings import Lora
 
 LINEAR, EXPERTS = (nn.Linear, nn.QuantizedLinear), (SwitchLinear, QuantizedSwitchLinear)
@@ -23,7 +23,7 @@ _NAMES = ("lora_a", "lora_b", "m")  # the parts of an Adapter, transposed
 _PEFT_PREFIX, _ALONE = "model.language_model.", {"qwen3_5": "model.", "qwen3_5_moe": "model."}
 
 
-def attach(policy: Policy, settings: Lora, start: str | None, seed: int) -> None:
+def attach(policy: MlxPolicy, settings: Lora, start: str | None, seed: int) -> None:
     """Freeze the model and put float32 adapters on the named projections of its last layers.
 
     They start from the adapters in the folder or hub repository ``start``; without one A is uniform in
@@ -56,7 +56,7 @@ def attach(policy: Policy, settings: Lora, start: str | None, seed: int) -> None
     linear_to_lora_layers(policy.text, _count(policy, settings), parameters, use_dora=settings.dora)
     if start:
         _start_from(start, policy, settings)
-    for path, module in lora_modules(policy.model) if settings.dora else ():
+    for path, module in adapted_layers(policy.model) if settings.dora else ():
         module.__class__ = _Scaled
         if not mx.all(module.m).item():
             raise BackendError(
@@ -120,35 +120,35 @@ class _Scaled(DoRALinear):
         return fused
 
 
-def renew(policy: Policy) -> None:
+def renew(policy: MlxPolicy) -> None:
     """Compute the norms that DoRA divides by anew. To be called when adapters have changed."""
-    for _, module in lora_modules(policy.model):
+    for _, module in adapted_layers(policy.model):
         if isinstance(module, _Scaled):
             module.renew()
 
 
-def _start_from(name: str, policy: Policy, settings: Lora) -> None:
-    modules = dict(lora_modules(policy.model))
+def _start_from(name: str, policy: MlxPolicy, settings: Lora) -> None:
+    modules = dict(adapted_layers(policy.model))
     shapes = {path: (module.lora_b.shape[1], module.lora_a.shape[0]) for path, module in modules.items()}
     for path, adapter in adapter_folder.fit(name, adapter_folder.read(name, settings), shapes).items():
         parts = zip(_NAMES, adapter, strict=True)
         modules[path].update({key: mx.array(part.T) for key, part in parts if part is not None})
 
 
-def lora_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def adapted_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Path and module of every adapted layer."""
     return [(path, module) for path, module in model.named_modules() if "lora_a" in module]
 
 
-def save(policy: Policy, settings: Lora, folder: Path, base: str) -> None:
+def save(policy: MlxPolicy, settings: Lora, folder: Path, base: str) -> None:
     """Write adapters of the model ``base`` that mlx-lm loads with ``adapter_path``, PEFT with ``from_pretrained``."""
     found = {
         path: Adapter(*(np.array(module[key].astype(mx.float32)).T for key in _NAMES if key in module))
-        for path, module in lora_modules(policy.model)
+        for path, module in adapted_layers(policy.model)
     }
     prefix = _ALONE.get(policy.model.model_type, _PEFT_PREFIX) if policy.prefix else ""
     adapter_folder.write(folder, found, settings, len(policy.text.layers), base, prefix)
 
 
-def _count(policy: Policy, settings: Lora) -> int:
+def _count(policy: MlxPolicy, settings: Lora) -> int:
     return len(policy.text.layers) if settings.layers is None else settings.layers

@@ -32,21 +32,21 @@ from backends.local_engine import LocalEngine
 from backends.mlx import adapters
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
-from backends.mlx.features import Collector, FeatureStore, MlxFeatures
-from backends.mlx.head import Head, chunks, entropy, loss_scale, one_ahead, pick, proxies, pullback
-from backends.mlx.layerwise import Layerwise, is_chain
-from backends.mlx.memory import MemoryLimits, exhausted, peak
+from backends.mlx.features import MlxFeatureCollector, MlxFeatures, MlxFeatureStore
+from backends.mlx.generator_check import check_generator
+from backends.mlx.head import MlxHead, chunks, computed_ahead, entropy, loss_scale, pick, proxies, pullback
+from backends.mlx.layerwise import LayerwiseGradient, is_chain
+from backends.mlx.memory import MlxMemoryLimits, exhausted, peak
 from backends.mlx.model import load
-from backends.mlx.optimizer import AdamW
-from backends.mlx.rollout import Rollout
-from backends.mlx.self_check import check_generator
-from backends.mlx.sharing import call, shares
+from backends.mlx.optimizer import MlxAdamW
+from backends.mlx.rollout import MlxRollout
+from backends.mlx.shared_prompts import call_trunk, can_share_prompts
 from backends.settings import BackendSettings
 
-Batch = PaddedBatch | SharedPromptBatch
-Chunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
+MicroBatch = PaddedBatch | SharedPromptBatch
+HeadChunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
 
-SHARED = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
+WORTH_SHARING = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
 BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
 
@@ -77,7 +77,7 @@ class MlxEngine(LocalEngine):
                 'model.dtype = "float16" is for adapters, whose gradients are float32: those of whole models could '
                 'overflow; add [model.lora], or choose "float32" or "bfloat16"'
             )
-        self._look()
+        self._find_capabilities()
         if settings.model.lora:
             self.policy.cast(self.dtype)
             adapters.attach(self.policy, settings.model.lora, settings.model.adapter, settings.seed)
@@ -91,28 +91,30 @@ class MlxEngine(LocalEngine):
             )
         else:
             self.model.unfreeze()
-        self.optimizer = AdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer, collective)
+        self.optimizer = MlxAdamW(dict(tree_flatten(self.model.trainable_parameters())), settings.optimizer, collective)
         self.trainable = sum(weight.size for weight in self.optimizer.weights.values())
-        self._hand_over()
+        self._update_model()
         check_generator(self.policy, self.dtype)
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
-        self.limits = MemoryLimits()  # last: where loading fails, nobody would restore them
+        self.limits = MlxMemoryLimits()  # last: where loading fails, nobody would restore them
 
-    def _look(self) -> None:
+    def _find_capabilities(self) -> None:
         """Find out what can be done with this model: gradients a layer at a time, prompts once for all responses.
 
         ``mx.checkpoint`` knows of no gradient through what its function has from elsewhere, as a response's keys are.
         """
         self._by_layer = self.settings.model.gradient_checkpointing and is_chain(self.model, self.policy)
-        self.shares = (self._by_layer or not self.settings.model.gradient_checkpointing) and shares(self.policy)
+        self.shares_prompts = (self._by_layer or not self.settings.model.gradient_checkpointing) and can_share_prompts(
+            self.policy
+        )
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
         longest = max((len(prompt) for prompt in request.prompts), default=0)
         self.policy.check_length(longest + request.sampling.max_tokens)
         collector = self._collector(request) if request.proxy else None
-        rollout = Rollout(self.policy, request, self._rollout_batch, self.version, collector)
+        rollout = MlxRollout(self.policy, request, self._rollout_batch, self.version, collector)
         while True:
             try:
                 return rollout.run(on_finished)
@@ -142,7 +144,7 @@ class MlxEngine(LocalEngine):
             return at, logp, spread, store.cut(at, proxies(head, hidden, targets, log_softmax, proxy))
 
         for batch in self._hidden_states(sequences):  # which is read to its end before the next one's trunk
-            for at, logp, spread, rows in one_ahead(score(*chunk) for chunk in self._parts(*batch)):
+            for at, logp, spread, rows in computed_ahead(score(*chunk) for chunk in self._parts(*batch)):
                 logps[at], entropies[at] = np.array(logp), np.array(spread)
                 if store:
                     store.keep(rows)
@@ -151,13 +153,13 @@ class MlxEngine(LocalEngine):
         scale = -np.expm1(logps) if proxy.kind == "output_row" else np.ones(count)  # 1 − p, exact where p is near 1
         return Scores(logps, entropies, MlxFeatures(store, scale.astype(np.float64)))
 
-    def _collector(self, request: RolloutRequest) -> Collector:
+    def _collector(self, request: RolloutRequest) -> MlxFeatureCollector:
         budgets = self.settings.memory.feature_bytes, self.settings.memory.feature_host_bytes
-        return Collector(self.policy.head().width, self.dtype, budgets)
+        return MlxFeatureCollector(self.policy.head().width, self.dtype, budgets)
 
-    def _store(self, head: Head, sequences: Sequences, proxy: Proxy) -> FeatureStore:
+    def _store(self, head: MlxHead, sequences: Sequences, proxy: Proxy) -> MlxFeatureStore:
         budgets = self.settings.memory.feature_bytes, self.settings.memory.feature_host_bytes
-        return FeatureStore(head.width, self.dtype, budgets, self.recompute(sequences, proxy))
+        return MlxFeatureStore(head.width, self.dtype, budgets, self.recompute(sequences, proxy))
 
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, mx.array]]:
         """Flat positions and rows of the tokens start:stop, a chunk at a time; MLX computes of them what is used."""
@@ -171,7 +173,7 @@ class MlxEngine(LocalEngine):
                 rows = proxies(head, hidden, targets, head.log_softmax(hidden, temperature), proxy)
                 yield at[inside], rows[mx.array(inside)]
 
-    def _chunks(self, sequences: Sequences) -> Iterator[Chunk]:
+    def _chunks(self, sequences: Sequences) -> Iterator[HeadChunk]:
         """Flat positions, hidden states in the type of the compute and token ids, as many as have logits at a time."""
         for batch in self._hidden_states(sequences):
             yield from self._parts(*batch)
@@ -183,7 +185,7 @@ class MlxEngine(LocalEngine):
             mx.eval(hidden)  # what the trunk needed is freed before the first logits
             yield token_index(sequences.starts, batch.rows), hidden, batch.targets
 
-    def _parts(self, positions: Ids, hidden: mx.array, targets: Ids) -> Iterator[Chunk]:
+    def _parts(self, positions: Ids, hidden: mx.array, targets: Ids) -> Iterator[HeadChunk]:
         for part in chunks(len(positions), self.settings.memory.head_chunk_tokens):
             yield positions[part], hidden[part], mx.array(targets[part])
 
@@ -213,7 +215,7 @@ class MlxEngine(LocalEngine):
         """Update the master weights and hand the model its copy. Returns the gradient's norm."""
         norm = self.optimizer.step(learning_rate, scale)
         self.version += 1
-        self._hand_over()
+        self._update_model()
         mx.clear_cache()
         return norm
 
@@ -225,7 +227,7 @@ class MlxEngine(LocalEngine):
         """Restore what ``save`` wrote, bit for bit."""
         self.optimizer.load(folder)
         self.version += 1
-        self._hand_over()
+        self._update_model()
 
     def export(self, folder: Path) -> None:
         """Write a model folder, see ``export.export``; with adapters also ``adapter/``."""
@@ -246,14 +248,16 @@ class MlxEngine(LocalEngine):
         mx.clear_cache()
         self.limits.restore()
 
-    def _micro_batches(self, sequences: Sequences) -> Iterator[Batch]:
+    def _micro_batches(self, sequences: Sequences) -> Iterator[MicroBatch]:
         """Prompts once for all their responses where that is fewer tokens, padding included, than each with its own."""
-        apart: list[Batch] = list(micro_batches(sequences, self.recovery.tokens))
-        together: list[Batch] = list(shared_batches(sequences, self.recovery.tokens)) if self.shares else apart
-        fewer = sum(batch.tokens for batch in together) < SHARED * sum(batch.tokens for batch in apart)
+        apart: list[MicroBatch] = list(micro_batches(sequences, self.recovery.tokens))
+        together: list[MicroBatch] = (
+            list(shared_batches(sequences, self.recovery.tokens)) if self.shares_prompts else apart
+        )
+        fewer = sum(batch.tokens for batch in together) < WORTH_SHARING * sum(batch.tokens for batch in apart)
         return self.recovery.track(together if fewer else apart)
 
-    def _hand_over(self) -> None:
+    def _update_model(self) -> None:
         """Give the model the master weights: adapters in float32, others in the type of the compute."""
         dtype = mx.float32 if self.settings.model.lora else self.dtype
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
@@ -261,14 +265,16 @@ class MlxEngine(LocalEngine):
         mx.eval(self.model.parameters())
         adapters.renew(self.policy)
 
-    def _call(self, batch: Batch) -> list[mx.array]:
+    def _call(self, batch: MicroBatch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""
         self.policy.check_length(batch.longest)
         if isinstance(batch, SharedPromptBatch):
-            return call(self.policy, batch, _wide)
-        return [self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, _wide(batch.longest) - batch.longest)))))]
+            return call_trunk(self.policy, batch, padded_width)
+        return [
+            self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, padded_width(batch.longest) - batch.longest)))))
+        ]
 
-    def _places(self, batch: Batch, calls: list[mx.array]) -> mx.array:
+    def _places(self, batch: MicroBatch, calls: list[mx.array]) -> mx.array:
         """Which positions of those calls, one after another, predict the response tokens, [n]."""
         if isinstance(batch, PaddedBatch):
             row, column = np.nonzero(batch.predicts)
@@ -282,15 +288,15 @@ class MlxEngine(LocalEngine):
         wider = calls[-1].shape[1] if len(calls) > 1 else responses
         return mx.array(np.where(inside, before, begin + after // responses * wider + after % responses))
 
-    def _hidden(self, batch: Batch) -> mx.array:
+    def _hidden(self, batch: MicroBatch) -> mx.array:
         """Hidden states of the positions that predict a response token, float32 [n, H]."""
         return self._chosen(batch, self._call(batch))
 
-    def _chosen(self, batch: Batch, calls: list[mx.array]) -> mx.array:
+    def _chosen(self, batch: MicroBatch, calls: list[mx.array]) -> mx.array:
         flat = mx.concatenate([hidden.reshape(-1, hidden.shape[-1]) for hidden in calls])
         return flat[self._places(batch, calls)].astype(mx.float32)
 
-    def _backward(self, batch: Batch, objective: Objective, temperature: float) -> float:
+    def _backward(self, batch: MicroBatch, objective: Objective, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
 
         MLX differentiates the trunk alone, from what the head pulls back to its hidden states. The head, which needs
@@ -299,7 +305,7 @@ class MlxEngine(LocalEngine):
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         targets, size = mx.array(batch.targets), self.settings.memory.head_chunk_tokens
-        most = sys.maxsize if getattr(objective, "needs_whole_micro_batch", False) else size
+        most = sys.maxsize if getattr(objective, "together", False) else size
         loss, scale = 0.0, 1.0
 
         def add_to_head(gradient: mx.array) -> None:
@@ -330,10 +336,10 @@ class MlxEngine(LocalEngine):
         return float(loss)
 
     def _gradient_by_layer(
-        self, batch: Batch, at_head: Callable[[mx.array], mx.array]
+        self, batch: MicroBatch, at_head: Callable[[mx.array], mx.array]
     ) -> Iterator[Mapping[str, mx.array]]:
         """The trunk's gradient, a layer at a time."""
-        layerwise = Layerwise(self.model, self.policy.text.layers)
+        layerwise = LayerwiseGradient(self.model, self.policy.text.layers)
 
         def run() -> list[mx.array]:
             return self._call(batch)
@@ -347,7 +353,7 @@ class MlxEngine(LocalEngine):
         yield from layerwise.backward(run, calls, shaped)
 
     def _gradient_traced(
-        self, batch: Batch, at_head: Callable[[mx.array], mx.array]
+        self, batch: MicroBatch, at_head: Callable[[mx.array], mx.array]
     ) -> Iterator[Mapping[str, mx.array]]:
         """The trunk's gradient in one trace."""
         layers = self.policy.text.layers if self.settings.model.gradient_checkpointing else []
@@ -368,6 +374,6 @@ class MlxEngine(LocalEngine):
         yield dict(tree_flatten(found))
 
 
-def _wide(width: int) -> int:
+def padded_width(width: int) -> int:
     """A width as it is computed with."""
     return width + (-width % BUCKET if mx.metal.is_available() else 0)

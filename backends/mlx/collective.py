@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from backends.arrays import Doubles
 from backends.errors import LostPeerError
 from backends.interface import BackendError
+from backends.mlx.arrays import NamedArrays
 
 BUCKET = 2**26  # numbers of a gradient that are summed at a time: 256 MiB
-
-Arrays = dict[str, mx.array]
 
 
 class MlxCollective:
@@ -60,7 +59,7 @@ class MlxCollective:
     def close(self) -> None:
         """MLX leaves the group when the process ends."""
 
-    def sum_gradient(self, gradient: Arrays, weights: Arrays) -> Arrays:
+    def sum_gradient(self, gradient: NamedArrays, weights: NamedArrays) -> NamedArrays:
         """The gradient of all ranks by name, float32, the same bits on every rank; without one on any, none.
 
         A rank without a gradient adds zeros of the shapes of the ``weights``. ``gradient`` is emptied on the way.
@@ -69,15 +68,15 @@ class MlxCollective:
             return {}
         return self._sum_by_name(weights, lambda name: gradient.pop(name, mx.zeros_like(weights[name])))
 
-    def from_first(self, arrays: Arrays) -> Arrays:
+    def from_first(self, arrays: NamedArrays) -> NamedArrays:
         """The float32 arrays of the first rank, bit for bit; the others hand in any of the same names and shapes."""
         share = (lambda array: array) if self.rank == 0 else mx.zeros_like
         bits = self._sum_by_name(arrays, lambda name: share(arrays[name]).view(mx.int32))  # −0 plus 0 would be 0
         return {name: array.view(mx.float32) for name, array in bits.items()}
 
-    def _sum_by_name(self, like: Arrays, part: Callable[[str], mx.array]) -> Arrays:
+    def _sum_by_name(self, like: NamedArrays, part: Callable[[str], mx.array]) -> NamedArrays:
         """The sums over ranks of what ``part`` gives for each name of ``like``, of that one's shape."""
-        found: Arrays = {}
+        found: NamedArrays = {}
         for bucket in _buckets(like):
             flat = mx.concatenate([part(name).reshape(-1) for name in bucket])
             mx.eval(flat)
@@ -102,9 +101,9 @@ class MlxCollective:
             raise LostPeerError(self.rank) from error
 
 
-def _buckets(arrays: Arrays) -> list[Arrays]:
+def _buckets(arrays: NamedArrays) -> list[NamedArrays]:
     """The arrays in their order, in runs of at most BUCKET numbers; a larger one is alone."""
-    buckets: list[Arrays] = [{}]
+    buckets: list[NamedArrays] = [{}]
     size = 0
     for name, array in arrays.items():
         if buckets[-1] and size + array.size > BUCKET:

@@ -13,13 +13,13 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, save_model
 
-from backends.mlx.adapters import lora_modules
-from backends.mlx.model import Policy
+from backends.mlx.adapters import adapted_layers
+from backends.mlx.model import MlxPolicy
 
 COPIED = {".json", ".txt", ".jinja", ".model", ".tiktoken"}  # tokenizer, templates, generation defaults
 
 
-def export(policy: Policy, folder: Path, dtype: str) -> None:
+def export(policy: MlxPolicy, folder: Path, dtype: str) -> None:
     """Write a folder that mlx-lm opens and, where it names its weights alike, transformers too.
 
     Adapters are fused into their layers and quantised layers are written dequantised, in
@@ -42,7 +42,7 @@ def export(policy: Policy, folder: Path, dtype: str) -> None:
 @contextmanager
 def plain(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
     """Inside, the model's layers are dequantised to ``dtype`` and fused; afterwards they are what they were."""
-    adapted = lora_modules(model)
+    adapted = adapted_layers(model)
     packed = [(path, module) for path, module in model.named_modules() if hasattr(module, "bits")]
     try:
         dequantize_model(model)

@@ -17,7 +17,7 @@ Recompute = Callable[[int, int, Callable[[Rows], Floats]], Floats]  # reduce(row
 
 
 @dataclass
-class FeatureStore:
+class MlxFeatureStore:
     """Rows of one batch in ``dtype``, chunk by chunk as they are computed, with the flat positions of their tokens.
 
     Tokens up to a cut live on the device, those up to another as numpy arrays of the same bits, and of
@@ -61,7 +61,7 @@ class MlxFeatures:
     Arithmetic is float32 within a chunk and float64 over chunks.
     """
 
-    store: FeatureStore
+    store: MlxFeatureStore
     scale: Floats  # [N] float64
     first: int = 0  # flat position of the first token
 
@@ -128,7 +128,7 @@ class MlxFeatures:
 JOIN = 4096  # rows that are drawn a few at a time are joined so many together
 
 
-class Collector:
+class MlxFeatureCollector:
     """Keeps rows of tokens as they are drawn, on the device and then on the host within budgets.
 
     What is drawn beyond both is not kept, and then there are no features: a forward makes them all.
@@ -171,7 +171,7 @@ class Collector:
             response, at = np.array(tokens).T
             chunks.append((np.where(response < 0, -1, starts[response] + at), rows))
         # Every token is here, whatever the budgets: there is nothing to compute again.
-        kept = FeatureStore(self._width, self.dtype, (len(scale) * self._width * self.dtype.size, 0), _never, chunks)
+        kept = MlxFeatureStore(self._width, self.dtype, (len(scale) * self._width * self.dtype.size, 0), _never, chunks)
         return MlxFeatures(kept, scale)
 
     def _join(self, *, on_host: bool) -> None:

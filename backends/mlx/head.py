@@ -3,7 +3,7 @@
 All of it in float32, whatever the weights are stored in: products in bfloat16 have 8 bits, which is 0.03 nats
 and more where there are 32,000 tokens. Weights in 16 bits are widened a block at a time.
 
-Logits exist for one chunk at a time, in scoring for two (``one_ahead``). The gradient is written out
+Logits exist for one chunk at a time, in scoring for two (``computed_ahead``). The gradient is written out
 instead of differentiated, because MLX evaluates the chunks of one graph side by side: checkpointed
 chunks of a head were measured to keep more than twenty of them alive at once.
 """
@@ -27,7 +27,7 @@ QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
 @dataclass(frozen=True)
-class Head:
+class MlxHead:
     """logits = h·Wᵀ with W [V, H], plain or quantised, as arrays of one moment."""
 
     name: str  # of the weight in the model
@@ -37,7 +37,7 @@ class Head:
     softcap: float | None = None  # logits become softcap · tanh(logit / softcap)
 
     @classmethod
-    def of(cls, module: nn.Module, path: str, softcap: float | None = None) -> Head:
+    def of(cls, module: nn.Module, path: str, softcap: float | None = None) -> MlxHead:
         """The head that ``module``, a linear layer or a tied embedding, computes, its logits within ± ``softcap``."""
         packing = None
         if isinstance(module, QUANTISED):
@@ -117,7 +117,7 @@ def entropy(log_softmax: mx.array) -> mx.array:
     return -mx.sum(mx.exp(log_softmax) * log_softmax, axis=-1)
 
 
-def proxies(head: Head, hidden: mx.array, targets: mx.array, log_softmax: mx.array, proxy: Proxy) -> mx.array:
+def proxies(head: MlxHead, hidden: mx.array, targets: mx.array, log_softmax: mx.array, proxy: Proxy) -> mx.array:
     """The token-gradient proxies v of a chunk, [n, H] (method, section 2); of ``output_row`` without its 1 − p."""
     if proxy.kind == "output_row":
         return hidden
@@ -141,7 +141,7 @@ def chunks(tokens: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
 
 
-def one_ahead(parts: Iterable[Part]) -> Iterator[Part]:
+def computed_ahead(parts: Iterable[Part]) -> Iterator[Part]:
     """Each of ``parts``, its arrays being computed; the next is under way while one is read, so at most two exist."""
     before: list[Part] = []
     for part in parts:
@@ -152,7 +152,7 @@ def one_ahead(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def pullback(
-    head: Head,
+    head: MlxHead,
     hidden: mx.array,
     targets: mx.array,
     slopes: Callable[[Floats], Floats],

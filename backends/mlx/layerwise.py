@@ -16,14 +16,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from backends.mlx.model import Policy
+from backends.mlx.arrays import NamedArrays
+from backends.mlx.model import MlxPolicy
 
-Arrays = dict[str, mx.array]
-Run = Callable[[], Sequence[mx.array]]  # one or more calls of the trunk, and their hidden states
+TrunkCalls = Callable[[], Sequence[mx.array]]  # one or more calls of the trunk, and their hidden states
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """A call of a layer: what it was given beside its input, and its input and output."""
 
     arguments: tuple[Any, ...]
@@ -36,16 +36,16 @@ class _Unchained(Exception):
     pass
 
 
-def is_chain(model: nn.Module, policy: Policy) -> bool:
+def is_chain(model: nn.Module, policy: MlxPolicy) -> bool:
     """Whether each layer takes the output of the one before as it is, and returns one array."""
     try:
-        Layerwise(model, policy.text.layers).forward(lambda: [policy.trunk(mx.array([[0, 0]]))])
+        LayerwiseGradient(model, policy.text.layers).forward(lambda: [policy.trunk(mx.array([[0, 0]]))])
     except _Unchained:
         return False
     return True
 
 
-class Layerwise:
+class LayerwiseGradient:
     """The trunk's layers, and the gradient through them; ``rest`` of the model is differentiated around them.
 
     ``run`` calls the trunk one or more times, always in the same way: what one call leaves in a cache for another is
@@ -57,9 +57,9 @@ class Layerwise:
         names = {id(module): name for name, module in model.named_modules()}
         self._names = [names[id(layer)] for layer in layers]
 
-    def forward(self, run: Run) -> tuple[list[mx.array], list[list[Call]]]:
+    def forward(self, run: TrunkCalls) -> tuple[list[mx.array], list[list[LayerCall]]]:
         """The hidden states of each call of the trunk, and each layer's calls."""
-        calls: list[list[Call]] = [[] for _ in self._layers]
+        calls: list[list[LayerCall]] = [[] for _ in self._layers]
 
         def compute(place: int, original: Any, hidden: mx.array, arguments: Any, options: Any) -> mx.array:
             output = original(hidden, *arguments, **options)
@@ -69,7 +69,7 @@ class Layerwise:
             if before is not None and hidden is not before:
                 raise _Unchained
             mx.eval(output)
-            calls[place].append(Call(arguments, options, hidden, output))
+            calls[place].append(LayerCall(arguments, options, hidden, output))
             return output
 
         with replaced(self._layers, compute):
@@ -77,7 +77,9 @@ class Layerwise:
             mx.eval(hidden)
         return hidden, calls
 
-    def backward(self, run: Run, calls: list[list[Call]], slopes: Sequence[mx.array]) -> Iterator[Arrays]:
+    def backward(
+        self, run: TrunkCalls, calls: list[list[LayerCall]], slopes: Sequence[mx.array]
+    ) -> Iterator[NamedArrays]:
         """The gradient of Σ slopes·hidden, from the slope of each call's hidden states; a layer's at a time."""
         top = [call.output for call in calls[-1]]
         gradient, back = self._around(run, top, slopes)
@@ -98,7 +100,9 @@ class Layerwise:
         flat = tree_flatten(self._model.trainable_parameters())
         return tree_unflatten([(name, value) for name, value in flat if not name.startswith(prefixes)])
 
-    def _around(self, run: Run, top: list[mx.array], slopes: Sequence[mx.array]) -> tuple[Arrays, list[mx.array]]:
+    def _around(
+        self, run: TrunkCalls, top: list[mx.array], slopes: Sequence[mx.array]
+    ) -> tuple[NamedArrays, list[mx.array]]:
         """What comes after the last layer: its weights' gradient, and the slopes of that layer's outputs."""
         last = len(self._layers) - 1
 
@@ -113,7 +117,7 @@ class Layerwise:
 
         return self._differentiate(after, top, slopes)
 
-    def _below(self, run: Run, slopes: Sequence[mx.array]) -> Arrays:
+    def _below(self, run: TrunkCalls, slopes: Sequence[mx.array]) -> NamedArrays:
         """What comes before the first layer: its weights' gradient."""
 
         def before(_: list[mx.array]) -> list[mx.array]:
@@ -130,7 +134,9 @@ class Layerwise:
 
         return self._differentiate(before, [], slopes)[0]
 
-    def _layer(self, place: int, calls: Sequence[Call], slopes: Sequence[mx.array]) -> tuple[Arrays, list[mx.array]]:
+    def _layer(
+        self, place: int, calls: Sequence[LayerCall], slopes: Sequence[mx.array]
+    ) -> tuple[NamedArrays, list[mx.array]]:
         layer = self._layers[place]
 
         def compute(hidden: list[mx.array]) -> list[mx.array]:
@@ -144,7 +150,7 @@ class Layerwise:
         inputs: list[mx.array],
         slopes: Sequence[mx.array],
         module: nn.Module | None = None,
-    ) -> tuple[Arrays, list[mx.array]]:
+    ) -> tuple[NamedArrays, list[mx.array]]:
         """The derivatives of Σ slopes·function(inputs) by the weights of a module (or the rest) and by the inputs."""
         owner = self._model if module is None else module
         weights = tree_flatten(self._rest() if module is None else owner.trainable_parameters())

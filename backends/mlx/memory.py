@@ -24,7 +24,7 @@ def exhausted(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in EXHAUSTED)
 
 
-class MemoryLimits:
+class MlxMemoryLimits:
     """The machine's own recommendation as MLX's limits, from now until ``restore``.
 
     Wired memory keeps weights from being paged out between steps; the bound on the cache keeps

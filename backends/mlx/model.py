@@ -18,14 +18,14 @@ from mlx_lm.models import gemma2
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model, quantize_model
 
 from backends.interface import BackendError
-from backends.mlx.head import Head
+from backends.mlx.head import MlxHead
 from backends.weights import refuse_nonfinite, refuse_too_many_layers
 
 GROUP = 64  # numbers that share a scale where the base is quantised here, as in mlx-lm
 
 
 @dataclass(frozen=True)
-class Policy:
+class MlxPolicy:
     """A language model and the names under which its two halves are found."""
 
     model: nn.Module
@@ -66,11 +66,11 @@ class Policy:
         """Ids the model can read and write."""
         return min(len(self.head().weight), len(self.text.model.embed_tokens.weight))
 
-    def head(self) -> Head:
+    def head(self) -> MlxHead:
         """The LM head with the weights of this moment."""
         if "lm_head" in self.text:
-            return Head.of(self.text.lm_head, f"{self.prefix}lm_head", self.softcap)
-        return Head.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens", self.softcap)
+            return MlxHead.of(self.text.lm_head, f"{self.prefix}lm_head", self.softcap)
+        return MlxHead.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens", self.softcap)
 
     def check_length(self, tokens: int) -> None:
         """Raise BackendError for a sequence that the sliding window, which mlx-lm leaves out, would have cut."""
@@ -92,7 +92,7 @@ class Policy:
             module.update(arrays)
 
 
-def load(name: str, in_4bit: bool = False) -> Policy:
+def load(name: str, in_4bit: bool = False) -> MlxPolicy:
     """Load a model folder, or a model from the hub, with the weights as they are stored, or quantised to 4 bits.
 
     Raises BackendError where the folder, its config or its weights are missing or broken, where
@@ -111,7 +111,7 @@ def load(name: str, in_4bit: bool = False) -> Policy:
             f"cannot load the model in {folder}: {reason}; it takes a config.json, model*.safetensors "
             "and an architecture that mlx-lm knows"
         ) from error
-    policy = Policy(model, folder, "language_model." if "language_model" in model else "")
+    policy = MlxPolicy(model, folder, "language_model." if "language_model" in model else "")
     window = _lost_window(config.get("text_config") or config, getattr(policy.text, "args", None))
     policy = replace(policy, window=window)
     for layer in policy.text.layers:
@@ -122,7 +122,7 @@ def load(name: str, in_4bit: bool = False) -> Policy:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints what it has done
             quantize_model(model, config, GROUP, 4)
         mx.eval(model.parameters())
-    check_halves(policy)
+    check_trunk_and_head(policy)
     return policy
 
 
@@ -204,7 +204,7 @@ def find(name: str) -> Path:
         raise BackendError(f"model '{name}' is no folder here and cannot be had from the hub: {reason}") from error
 
 
-def check_halves(policy: Policy) -> None:
+def check_trunk_and_head(policy: MlxPolicy) -> None:
     """Raise BackendError unless head(trunk(ids)) is what the whole model computes.
 
     Some architectures do more to their logits; what is computed from the halves would be wrong.

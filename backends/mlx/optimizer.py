@@ -12,18 +12,16 @@ import numpy as np
 
 from backends.collective import SOLO, from_first
 from backends.interface import BackendError, Collective
+from backends.mlx.arrays import NamedArrays
 from backends.mlx.collective import MlxCollective
 from backends.mlx.model import nonfinite
 from backends.settings import Optimizer
 from backends.weights import refuse_nonfinite
 
-Arrays = dict[str, mx.array]
-
-
 TOGETHER = 2**26  # bytes of weights that are updated at a time; each evaluation waits for the device
 
 
-class AdamW:
+class MlxAdamW:
     """Master weights, moments and the accumulated gradient by parameter name, all float32.
 
     Not ``mlx.optimizers.AdamW``: that computes 1 − β^t in float32, which at β = 0.999 puts the
@@ -54,7 +52,7 @@ class AdamW:
         self.first = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}  # not yet in memory
         self.second = {name: mx.zeros_like(weight) for name, weight in self.weights.items()}
         self.steps = 0
-        self.gradient: Arrays = {}
+        self.gradient: NamedArrays = {}
 
     def add(self, gradient: Mapping[str, mx.array]) -> None:
         """Add to the accumulated gradient."""
@@ -150,7 +148,7 @@ class AdamW:
         self.steps = int(metadata["steps"])
 
 
-def _load(path: Path) -> tuple[Arrays, dict[str, str]]:
+def _load(path: Path) -> tuple[NamedArrays, dict[str, str]]:
     """Arrays and metadata of a safetensors file, read now: the file may be replaced later."""
     loaded: Any = mx.load(str(path), return_metadata=True)
     arrays, metadata = loaded

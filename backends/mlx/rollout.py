@@ -13,9 +13,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
 from backends.interface import Completions, Floats, OnFinished, RolloutRequest, Sampling, starts_of
-from backends.mlx.features import Collector
+from backends.mlx.features import MlxFeatureCollector
 from backends.mlx.head import entropy, pick, proxies
-from backends.mlx.model import Policy
+from backends.mlx.model import MlxPolicy
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
 CANDIDATES, BLOCK = 128, 64  # likeliest tokens that top-p is looked for in first, and neighbours they are found by
@@ -23,7 +23,7 @@ ENDLESS = 2**30  # tokens: when a response ends is decided here
 REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
 
 
-class Rollout:
+class MlxRollout:
     """One call of the rollout verb: which response sits where in the batch, and what it has become.
 
     The generator names neither the rows it asks the sampler about nor, cheaply, the
@@ -34,7 +34,12 @@ class Rollout:
     """
 
     def __init__(
-        self, policy: Policy, request: RolloutRequest, batch: int, version: int, collector: Collector | None = None
+        self,
+        policy: MlxPolicy,
+        request: RolloutRequest,
+        batch: int,
+        version: int,
+        collector: MlxFeatureCollector | None = None,
     ) -> None:
         self.model = policy.model
         self.trunk, self.head = policy.trunk, policy.head()

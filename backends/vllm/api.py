@@ -20,33 +20,33 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from backends.interface import BackendError, Floats, Ids, Sampling
-from backends.vllm.open_connections import Aborted, Calls
+from backends.vllm.open_connections import CallAborted, OpenConnections
 
 SUPPORTED = (0, 32)  # its calls changed between minor versions
 MODEL, ADAPTER = "delta", "delta-adapter"  # names under which a launched server has the model, and any the adapter
 CONNECT_SECONDS = 30.0
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that a server can be told to have room for
 
-Json = dict[str, Any]
+JsonBody = dict[str, Any]
 
 
 class ServerError(Exception):
     """A call that did not bring an answer: nothing of it counts, so it may be made again."""
 
 
-class Overdue(ServerError):
+class ServerTimeout(ServerError):
     """No answer within the time there was."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class VllmResponse:
     """One response: its tokens as they were sampled, and their log-probabilities."""
 
     tokens: Ids  # [n] at least one
     logprobs: Floats  # [n] float32
 
 
-class Api:
+class VllmApi:
     """A vLLM server at a URL. ``model`` is the name of what is drawn from: the model, or an adapter of it.
 
     ``patience`` are the seconds that a call other than for a response may take.
@@ -86,7 +86,7 @@ class Api:
 
     # -------------------------------------------------------------------------------- drawing
 
-    def draw(self, prompt: Ids, sampling: Sampling, seed: int, seconds: float, calls: Calls) -> Answer:
+    def draw(self, prompt: Ids, sampling: Sampling, seed: int, seconds: float, calls: OpenConnections) -> VllmResponse:
         """One response. The end-of-sequence token is kept; log-probabilities are those at the temperature."""
         choice = self._complete(
             {
@@ -114,12 +114,12 @@ class Api:
             tokens, logprobs = tokens[:end], logprobs[:end]
         if len(tokens) < sampling.max_tokens and not sampling.ends(tokens):
             raise ServerError(f"a response broke off after {len(tokens)} tokens ({choice.get('finish_reason')})")
-        return Answer(tokens, logprobs)
+        return VllmResponse(tokens, logprobs)
 
     def score(self, ids: Ids) -> Floats:
         """Log-probabilities [n − 1] of all ids but the first, at temperature 1, under the weights it has now."""
         request = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        table = self._complete(request, self.patience, Calls()).get("prompt_logprobs")
+        table = self._complete(request, self.patience, OpenConnections()).get("prompt_logprobs")
         if not isinstance(table, list) or len(table) != len(ids):
             raise ServerError("the log-probabilities of a prompt did not come back")
         try:
@@ -133,11 +133,11 @@ class Api:
         The likeliest token's is greater at a low temperature, where it is not certain already.
         """
         request = {"prompt": prompt.tolist(), "max_tokens": 1, "logprobs": 1, "seed": 0}
-        low, one = (self._complete(request | {"temperature": t}, self.patience, Calls()) for t in (0.25, 1.0))
+        low, one = (self._complete(request | {"temperature": t}, self.patience, OpenConnections()) for t in (0.25, 1.0))
         best = [max(_numbers(list(each["logprobs"]["top_logprobs"][0].values()))) for each in (low, one)]
         return bool(best[0] > best[1] + 1e-4 or best[1] > -1e-3)
 
-    def _complete(self, request: Json, seconds: float, calls: Calls) -> Json:
+    def _complete(self, request: JsonBody, seconds: float, calls: OpenConnections) -> JsonBody:
         """The single choice of a completion. What the server's own defaults could change is said here."""
         fixed = {
             "model": self.model,
@@ -184,7 +184,7 @@ class Api:
         """Take the memory back."""
         self._control("/wake_up")
 
-    def _control(self, path: str) -> Json:
+    def _control(self, path: str) -> JsonBody:
         return self._call("POST", path, {}, self.patience)
 
     # ---------------------------------------------------------------------------------- calls
@@ -193,13 +193,13 @@ class Api:
         self,
         method: str,
         path: str,
-        body: Json | None,
+        body: JsonBody | None,
         seconds: float,
-        calls: Calls | None = None,
+        calls: OpenConnections | None = None,
         json_answer: bool = True,
-    ) -> Json:
+    ) -> JsonBody:
         """An answer within ``seconds``. Raises ServerError, and BackendError for a call that the server refuses."""
-        calls = calls or Calls()
+        calls = calls or OpenConnections()
         secure = self._parts.scheme == "https"
         kind: Callable[..., http.client.HTTPConnection] = (
             http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -218,10 +218,10 @@ class Api:
                 with connection.getresponse() as response:
                     status, text = response.status, _read(response, opened, end)
         except TimeoutError as error:
-            raise Overdue(f"{method} {path} brought no answer within {seconds:.0f} s") from error
+            raise ServerTimeout(f"{method} {path} brought no answer within {seconds:.0f} s") from error
         except (OSError, http.client.HTTPException) as error:
             if calls.aborted:
-                raise Aborted from error
+                raise CallAborted from error
             raise ServerError(f"{method} {path}: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
@@ -244,7 +244,7 @@ class Api:
         return answer
 
 
-def _stops(sampling: Sampling) -> Json:
+def _stops(sampling: Sampling) -> JsonBody:
     """What a request says about stop strings: to look for them in special tokens' text, too."""
     return {} if sampling.stop is None else {"stop": list(sampling.stop.strings), "skip_special_tokens": False}
 
@@ -274,7 +274,7 @@ def _reason(text: bytes) -> str:
     return (words.strip().splitlines() or ["nothing said"])[0][:300]
 
 
-def _tokens(choice: Json) -> Ids:
+def _tokens(choice: JsonBody) -> Ids:
     found = choice.get("token_ids")
     if not isinstance(found, list) or not all(type(token) is int and token >= 0 for token in found):
         raise ServerError("the answer has no token ids")
@@ -308,7 +308,7 @@ def check_version(version: str, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchOptions:
     """How to start a server of our own."""
 
     model: str  # folder or name

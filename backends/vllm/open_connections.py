@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Aborted(Exception):
+class CallAborted(Exception):
     """A call that was given up from this side."""
 
 
-class Calls:
+class OpenConnections:
     """The sockets that are open now, so that all can be ended at once from another thread."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Calls:
         """Count a socket among the open ones. Raises Aborted where all have been ended."""
         with self._lock:
             if self.aborted:
-                raise Aborted
+                raise CallAborted
             self._open.add(opened)
         try:
             yield

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.interface import BackendError, Ids, Sampling
-from backends.vllm.api import Answer, Api, Overdue, ServerError
-from backends.vllm.open_connections import Aborted, Calls
+from backends.vllm.api import ServerError, ServerTimeout, VllmApi, VllmResponse
+from backends.vllm.open_connections import CallAborted, OpenConnections
 
 TICK_SECONDS = 0.1  # between two looks at whether to stop
 RETRY_SECONDS = (0.3, 1.0, 3.0)  # waited before a call is made again; an answer is whole or counts nothing
 
 
 @dataclass(frozen=True)
-class Job:
+class ResponseRequest:
     """A response to draw."""
 
     place: int  # its index in the result
@@ -27,10 +27,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class ServedResponse:
     """A response, and which of the servers it is from."""
 
-    answer: Answer
+    answer: VllmResponse
     server: int
 
 
@@ -47,8 +47,8 @@ class _Ended:
 
 
 def draw(
-    servers: Sequence[Api],
-    jobs: Sequence[Job],
+    servers: Sequence[VllmApi],
+    jobs: Sequence[ResponseRequest],
     sampling: Sampling,
     *,
     concurrency: int,
@@ -56,14 +56,14 @@ def draw(
     vocabulary: int | None,
     on_answer: Callable[[int, Ids], None],
     tick: Callable[[], None],
-) -> tuple[dict[int, Drawn], dict[int, str]]:
+) -> tuple[dict[int, ServedResponse], dict[int, str]]:
     """Responses by place, and why servers were lost; what these had left is missing where no other took it over.
 
     ``tick`` is called in this thread every now and then, and what it or ``on_answer`` raises ends everything:
     connections are closed, so the servers stop drawing. Raises BackendError for a request that is refused.
     """
     team = _Team(servers, jobs, sampling, concurrency, deadline, vocabulary)
-    found: dict[int, Drawn] = {}
+    found: dict[int, ServedResponse] = {}
     lost: dict[int, str] = {}
     try:
         team.start()
@@ -94,17 +94,17 @@ class _Team:
 
     def __init__(
         self,
-        servers: Sequence[Api],
-        jobs: Sequence[Job],
+        servers: Sequence[VllmApi],
+        jobs: Sequence[ResponseRequest],
         sampling: Sampling,
         concurrency: int,
         deadline: float,
         vocabulary: int | None,
     ) -> None:
-        self.events: queue.SimpleQueue[tuple[int, Drawn] | _Lost | _Ended | BackendError] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[int, ServedResponse] | _Lost | _Ended | BackendError] = queue.SimpleQueue()
         self._jobs = deque(jobs)  # its append and popleft are atomic
         self._sampling, self._deadline, self._vocabulary = sampling, deadline, vocabulary
-        self._calls = [Calls() for _ in servers]
+        self._calls = [OpenConnections() for _ in servers]
         self._stop = [threading.Event() for _ in servers]
         each = min(concurrency, -(-len(jobs) // len(servers)))
         self.threads = [
@@ -129,7 +129,7 @@ class _Team:
         self._stop[number].set()
         self._calls[number].abort()
 
-    def _work(self, number: int, server: Api) -> None:
+    def _work(self, number: int, server: VllmApi) -> None:
         try:
             while not self._stop[number].is_set():
                 try:
@@ -137,12 +137,12 @@ class _Team:
                 except IndexError:
                     return
                 try:
-                    self.events.put((job.place, Drawn(self._patiently(job, number, server), number)))
+                    self.events.put((job.place, ServedResponse(self._patiently(job, number, server), number)))
                 except ServerError as error:
                     self._jobs.append(job)  # for another server
                     self.events.put(_Lost(number, str(error)))
                     self._leave(number)
-                except Aborted:
+                except CallAborted:
                     self._jobs.append(job)
                     return
         except BackendError as error:
@@ -150,24 +150,24 @@ class _Team:
         finally:
             self.events.put(_Ended())
 
-    def _patiently(self, job: Job, number: int, server: Api) -> Answer:
+    def _patiently(self, job: ResponseRequest, number: int, server: VllmApi) -> VllmResponse:
         """A response, asked for again where the server did not give a whole one."""
         end, reason = time.monotonic() + self._deadline, ""
         for wait in (*RETRY_SECONDS, None):
             try:
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Overdue(f"no whole answer within {self._deadline:.0f} s{reason}")
+                    raise ServerTimeout(f"no whole answer within {self._deadline:.0f} s{reason}")
                 answer = server.draw(job.prompt, self._sampling, job.seed, left, self._calls[number])
                 if self._vocabulary is not None and answer.tokens.max() >= self._vocabulary:
                     raise ServerError(f"token id {answer.tokens.max()} is not in the model's vocabulary")
                 return answer
-            except Overdue:
+            except ServerTimeout:
                 raise
             except ServerError as error:
                 if wait is None:
                     raise
                 reason = f" ({error})"
                 if self._stop[number].wait(min(wait, max(end - time.monotonic(), 0))):
-                    raise Aborted from None
+                    raise CallAborted from None
         raise AssertionError  # the last attempt returns or raises

@@ -22,11 +22,11 @@ from backends.interface import (
     RolloutRequest,
     starts_of,
 )
-from backends.vllm.api import Api, ServerError, environment_words
+from backends.vllm.api import ServerError, VllmApi, environment_words
 from backends.vllm.folder import servable
-from backends.vllm.launcher import Launcher
-from backends.vllm.request_pool import Drawn, Job, draw
-from backends.vllm.verification import Answers, Verifier
+from backends.vllm.launcher import ServerLauncher
+from backends.vllm.request_pool import ResponseRequest, ServedResponse, draw
+from backends.vllm.weight_check import ProbeAnswers, WeightCheck
 
 ROUNDS = 4  # of drawing what is missing, before a rollout is given up
 RESTARTS = 3  # of our own server, without a rollout in between
@@ -48,12 +48,12 @@ class VllmSettings:
 
 
 @dataclass
-class Server:
+class VllmServer:
     """A server, and what is known of it."""
 
-    api: Api
+    api: VllmApi
     version: int | None  # of the weights it is proven to hold; None: not known
-    answers: Answers | None = None  # to the probe, when it was last proven
+    answers: ProbeAnswers | None = None  # to the probe, when it was last proven
     examined: bool = False
     asleep: bool = False
 
@@ -72,13 +72,15 @@ class VllmSampler:
     once more, and the last holds. Only the first rank launches servers and loads weights.
     """
 
-    def __init__(self, settings: VllmSettings, launcher: Launcher | None = None, collective: Collective = SOLO) -> None:
+    def __init__(
+        self, settings: VllmSettings, launcher: ServerLauncher | None = None, collective: Collective = SOLO
+    ) -> None:
         self.settings = settings
         self.version = -1
         self._launcher = launcher
         self._collective = collective
-        self._verifier = Verifier(settings.tolerance)
-        self._servers: list[Server] = []
+        self._verifier = WeightCheck(settings.tolerance)
+        self._servers: list[VllmServer] = []
         self._weights: PublishedWeights | None = None
         self._restarts = 0
 
@@ -92,10 +94,10 @@ class VllmSampler:
         if self._servers:
             return
         if self._launcher is not None:
-            self._servers = [Server(self._launcher.start(model), self.version)]
+            self._servers = [VllmServer(self._launcher.start(model), self.version)]
             return
         patience = self.settings.deadline
-        self._servers = [Server(Api(url, patience=patience), self.version) for url in self.settings.urls]
+        self._servers = [VllmServer(VllmApi(url, patience=patience), self.version) for url in self.settings.urls]
         for server in self._servers:
             try:
                 server.api.check_version()
@@ -152,10 +154,10 @@ class VllmSampler:
         held = [(server.api.url, server.api.model, server.version) for server in self._servers]
         failure, held = from_first(self._collective, (failure, held))
         if self._collective.rank > 0:
-            self._servers = [Server(Api(url, model), version, examined=True) for url, model, version in held]
+            self._servers = [VllmServer(VllmApi(url, model), version, examined=True) for url, model, version in held]
         return failure
 
-    def _bring(self, server: Server, holds_model: bool = False) -> None:
+    def _bring(self, server: VllmServer, holds_model: bool = False) -> None:
         """Have a server draw from the newest weights. Raises ServerError, and BackendError where it does not.
 
         ``holds_model``: it was launched on the folder, so that a whole model needs no loading.
@@ -177,7 +179,7 @@ class VllmSampler:
         server.answers = self._verifier.remember(answers, server.answers)
         server.version = self._weights.version
 
-    def _examine(self, server: Server) -> None:
+    def _examine(self, server: VllmServer) -> None:
         assert self._weights is not None
         assert self._weights.probe is not None
         if not server.api.is_tempered(self._weights.probe.sequences.prompts[0]):
@@ -187,7 +189,7 @@ class VllmSampler:
             )
         server.examined = True
 
-    def _ask(self, server: Server) -> Floats:
+    def _ask(self, server: VllmServer) -> Floats:
         """A server's answers to the probe, [N]."""
         assert self._weights is not None
         assert self._weights.probe is not None
@@ -202,8 +204,8 @@ class VllmSampler:
         sampling, report = request.sampling, on_finished or _ignore
         prompts = [prompt for prompt in request.prompts for _ in range(sampling.samples)]
         rows = request.global_rows.tolist()
-        jobs = [Job(place, prompts[place], seed_of(sampling.seed, row)) for place, row in enumerate(rows)]
-        found: dict[int, Drawn] = {}
+        jobs = [ResponseRequest(place, prompts[place], seed_of(sampling.seed, row)) for place, row in enumerate(rows)]
+        found: dict[int, ServedResponse] = {}
         reason = ""
         for _ in range(ROUNDS):
             missing = [job for job in jobs if job.place not in found]
@@ -231,7 +233,9 @@ class VllmSampler:
         self._rest()
         return self._completions(request, [found[place] for place in range(len(jobs))])
 
-    def _trusted(self, used: Sequence[Server], drawn: dict[int, Drawn], lost: dict[int, str]) -> dict[int, Drawn]:
+    def _trusted(
+        self, used: Sequence[VllmServer], drawn: dict[int, ServedResponse], lost: dict[int, str]
+    ) -> dict[int, ServedResponse]:
         """What came from servers that have had the newest weights all along.
 
         Our own server cannot be started anew without our knowing; others are asked, lost ones too.
@@ -247,13 +251,13 @@ class VllmSampler:
                 server.version = None
         return {place: each for place, each in drawn.items() if each.server in trusted}
 
-    def _holds(self, server: Server) -> bool:
+    def _holds(self, server: VllmServer) -> bool:
         try:
             return self._verifier.fault(self._ask(server), None) is None
         except ServerError:
             return False
 
-    def _ready(self, reason: str, interrupt: Callable[[], None]) -> list[Server]:
+    def _ready(self, reason: str, interrupt: Callable[[], None]) -> list[VllmServer]:
         """The servers that hold the newest weights, at least one: brought back where there is none."""
         if not self._servers:
             raise BackendError("vLLM was asked for responses before it was given weights")
@@ -269,7 +273,7 @@ class VllmSampler:
             ready = self._servers[:1] = [self._again(self._servers[0], reason, interrupt)]
         return ready
 
-    def _again(self, server: Server, reason: str, interrupt: Callable[[], None] = lambda: None) -> Server:
+    def _again(self, server: VllmServer, reason: str, interrupt: Callable[[], None] = lambda: None) -> VllmServer:
         """A server that was lost, with the newest weights: started anew where it is ours, else waited for."""
         if self._collective.rank > 0:
             raise BackendError(f"{server.api.url}: does not answer any more ({reason}); go on with --resume")
@@ -281,7 +285,7 @@ class VllmSampler:
             raise BackendError(
                 f"vLLM was lost {RESTARTS + 1} times in a row: {reason}; go on with --resume when it is mended"
             )
-        server = Server(self._launcher.start(), self.version, examined=server.examined)
+        server = VllmServer(self._launcher.start(), self.version, examined=server.examined)
         if self._weights is not None:
             try:
                 self._bring(server, holds_model=True)
@@ -289,7 +293,7 @@ class VllmSampler:
                 raise BackendError(f"vLLM was started again, but {error}; its log is {self._launcher.log}") from error
         return server
 
-    def _await(self, server: Server, reason: str, interrupt: Callable[[], None]) -> Server:
+    def _await(self, server: VllmServer, reason: str, interrupt: Callable[[], None]) -> VllmServer:
         """A server of somebody else's, once it answers again."""
         end = time.monotonic() + self.settings.return_seconds
         server.asleep = False  # it may have been started anew
@@ -325,7 +329,7 @@ class VllmSampler:
                     "start it with --enable-sleep-mode"
                 ) from error
 
-    def _completions(self, request: RolloutRequest, drawn: Sequence[Drawn]) -> Completions:
+    def _completions(self, request: RolloutRequest, drawn: Sequence[ServedResponse]) -> Completions:
         tokens = [each.answer.tokens for each in drawn]
         logprobs = np.concatenate([np.zeros(0, np.float32), *(each.answer.logprobs for each in drawn)])
         if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which nobody asked for

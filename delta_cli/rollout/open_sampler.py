@@ -13,7 +13,7 @@ from pathlib import Path
 from backends import registry
 from backends.collective import SOLO, from_first
 from backends.interface import Collective, Engine, Sampler
-from backends.vllm import TOLERANCES, Launch, VllmSettings
+from backends.vllm import TOLERANCES, LaunchOptions, VllmSettings
 from delta_cli.assets import model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
@@ -57,7 +57,7 @@ def open_sampler(
         lora = recipe.model.published_adapters
         rank = lora.rank if lora else None
         model = model_path(recipe.model.path)
-        launch = launch_of(engine, model, recipe.model.dtype, recipe.rollout.max_prompt_tokens + longest, rank)
+        launch = launch_options(engine, model, recipe.model.dtype, recipe.rollout.max_prompt_tokens + longest, rank)
         sampler = registry.vllm_sampler(settings, launch, engine.python, run_dir / "vllm.log", on_progress, ranks)
         stack.callback(sampler.close)
         yield sampler
@@ -74,7 +74,7 @@ def open_evaluator(
         deadline=engine.deadline,
         return_seconds=min(engine.deadline, RETURN_SECONDS),
     )
-    launch = launch_of(engine, model, "auto", max_tokens)
+    launch = launch_options(engine, model, "auto", max_tokens)
     sampler = registry.vllm_sampler(settings, launch, engine.python, log, on_progress)
     with ExitStack() as stack:
         stack.callback(sampler.close)
@@ -82,16 +82,16 @@ def open_evaluator(
         yield sampler
 
 
-def launch_of(
+def launch_options(
     engine: EngineSection, model: str, dtype: str, max_tokens: int, lora_rank: int | None = None
-) -> Launch | None:
+) -> LaunchOptions | None:
     """How to start a server for sequences of at most ``max_tokens``; None where others have started some."""
     if not engine.launch:
         return None
     config = Path(model) / "config.json"
     if config.is_file():  # vLLM refuses a limit that the model does not have
         max_tokens = min(max_tokens, json.loads(config.read_text()).get("max_position_embeddings") or max_tokens)
-    return Launch(
+    return LaunchOptions(
         model=model,
         dtype=dtype,
         max_tokens=max_tokens,

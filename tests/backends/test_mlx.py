@@ -25,9 +25,9 @@ from backends import mlx as package
 from backends.interface import BackendError, Proxy, RolloutRequest, Sampling, Sequences
 from backends.mlx import memory
 from backends.mlx.features import MlxFeatures
-from backends.mlx.head import Head, pullback
-from backends.mlx.optimizer import AdamW
-from backends.mlx.rollout import BLOCK, CANDIDATES, Rollout, inverse_cdf, nucleus, truncate
+from backends.mlx.head import MlxHead, pullback
+from backends.mlx.optimizer import MlxAdamW
+from backends.mlx.rollout import BLOCK, CANDIDATES, MlxRollout, inverse_cdf, nucleus, truncate
 from backends.settings import Lora, Optimizer
 from delta_cli.assets.random_model import write_qwen3
 from tests.backends.mlx_engine import VOCAB, batch, create
@@ -225,7 +225,7 @@ def test_pullback_of_a_quantised_head() -> None:
     """Against float64 on the dequantised rows."""
     rng = np.random.default_rng(0)
     module = nn.QuantizedLinear(32, VOCAB, bias=False, group_size=32, bits=4)
-    head = Head.of(module, "lm_head")
+    head = MlxHead.of(module, "lm_head")
     rows = np.array(head.rows(mx.arange(VOCAB)), dtype=np.float64)
     hidden, targets, dlogp = rng.normal(size=(7, 32)), rng.integers(0, VOCAB, 7), rng.normal(size=7)
     got = pullback(head, mx.array(hidden.astype(np.float32)), mx.array(targets), lambda logp: dlogp, 0.7, 3)
@@ -245,14 +245,14 @@ def test_an_update_makes_logits_once_where_responses_fit_a_chunk(
     """Of longer ones all but those at hand last are made again: of 16 tokens in chunks of 8, one chunk each."""
     write_qwen3(tmp_path, vocab_size=VOCAB, hidden=16, layers=1, head_dim=4, intermediate=16)
     backend, sequences = create(tmp_path, head_chunk_tokens=chunk), batch(responses=10, length=16)
-    logits, made = Head.logits, 0
+    logits, made = MlxHead.logits, 0
 
-    def counted(self: Head, hidden: mx.array) -> mx.array:
+    def counted(self: MlxHead, hidden: mx.array) -> mx.array:
         nonlocal made
         made += len(hidden)
         return logits(self, hidden)
 
-    monkeypatch.setattr(Head, "logits", counted)
+    monkeypatch.setattr(MlxHead, "logits", counted)
     backend.accumulate(sequences, likelier)
     assert made == len(sequences.tokens) + again
 
@@ -326,7 +326,7 @@ def test_adamw_is_that_of_torch() -> None:
     rng = np.random.default_rng(0)
     start = rng.normal(size=(5, 7)).astype(np.float32) * 1e-3
     settings = Optimizer(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0)
-    ours = AdamW({"w": mx.array(start)}, settings)
+    ours = MlxAdamW({"w": mx.array(start)}, settings)
     weight = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     theirs = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
     for size in (0.01, 3.0, 0.1, 1.0, 1e-5):
@@ -500,21 +500,21 @@ def test_a_generator_that_does_otherwise_is_found_at_the_start(
     what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another version of mlx-lm might change: the order of rows, what a cache holds."""
-    prefilled, sample = Rollout._prefilled, Rollout._sample
+    prefilled, sample = MlxRollout._prefilled, MlxRollout._sample
 
-    def turned(self: Rollout, logprobs: mx.array) -> mx.array:
+    def turned(self: MlxRollout, logprobs: mx.array) -> mx.array:
         return sample(self, logprobs[::-1])
 
-    def cut(self: Rollout) -> Any:
+    def cut(self: MlxRollout) -> Any:
         for row, last, cache in prefilled(self):
             for layer in cache:
                 layer.trim(1)
             yield row, last, cache
 
     if what == "rows":
-        monkeypatch.setattr(Rollout, "_sample", turned)
+        monkeypatch.setattr(MlxRollout, "_sample", turned)
     else:
-        monkeypatch.setattr(Rollout, "_prefilled", cut)
+        monkeypatch.setattr(MlxRollout, "_prefilled", cut)
     with pytest.raises(BackendError, match=r"nats from those of a plain forward.*install mlx-lm 0\.32\.2"):
         create(folder)
 
@@ -554,12 +554,12 @@ def test_small_parameters_are_updated_together(
     rng = np.random.default_rng(0)
     start = {str(i): mx.array(rng.normal(size=10).astype(np.float32)) for i in range(10)}
     gradient = {name: mx.array(rng.normal(size=10).astype(np.float32)) for name in start}
-    alone = AdamW(start, Optimizer())
+    alone = MlxAdamW(start, Optimizer())
     alone.add(gradient)
     alone.step(0.1, 1.0)
     calls: list[int] = []
     evaluate = mx.eval
-    ours = AdamW(start, Optimizer())
+    ours = MlxAdamW(start, Optimizer())
     ours.add(gradient)
     monkeypatch.setattr("backends.mlx.optimizer.TOGETHER", together)
     monkeypatch.setattr(mx, "eval", lambda arrays: (calls.append(len(arrays)), evaluate(arrays)))
@@ -579,7 +579,7 @@ def test_memory_limits_are_the_recommended_ones_until_restored(monkeypatch: pyte
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1000})
     monkeypatch.setattr(mx, "set_wired_limit", setter("wired"))
     monkeypatch.setattr(mx, "set_cache_limit", setter("cache"))
-    held = memory.MemoryLimits()
+    held = memory.MlxMemoryLimits()
     assert limits == {"wired": 1000, "cache": 250}
     held.restore()
     held.restore()

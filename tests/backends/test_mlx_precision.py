@@ -18,8 +18,8 @@ from backends import mlx as package
 from backends import registry
 from backends.interface import BackendError, Floats, Proxy, RolloutRequest, Sampling, Sequences
 from backends.mlx.backend import MlxEngine
-from backends.mlx.head import BLOCK, Head, proxies, pullback
-from backends.mlx.rollout import Rollout
+from backends.mlx.head import BLOCK, MlxHead, proxies, pullback
+from backends.mlx.rollout import MlxRollout
 from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.conformance.objectives import Linear
@@ -67,7 +67,7 @@ def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], so
     assert BLOCK < VOCAB, "a head of several blocks"
     rng = np.random.default_rng(1)
     layer = make()
-    head, weight = Head.of(layer, "lm_head", softcap), weights_of(layer)
+    head, weight = MlxHead.of(layer, "lm_head", softcap), weights_of(layer)
     hidden = mx.array(rng.normal(size=(TOKENS, WIDTH)).astype(np.float32)).astype(mx.bfloat16)
     targets, slope = rng.integers(0, VOCAB, TOKENS), rng.normal(size=TOKENS)
     logits, through = float64(hidden) @ weight.T, np.ones((TOKENS, VOCAB))  # and their derivative by the products
@@ -113,7 +113,7 @@ def test_rollouts_take_the_same_head(tmp_path: Path) -> None:
     assert isinstance(engine, MlxEngine)
     request = RolloutRequest((np.array([3]),), Sampling(max_tokens=1, stop_ids=(0,)))
     ids = mx.array([[3, 4, 5, 6]])
-    found = float64(Rollout(engine.policy, request, 1, 0)._logits(ids, None))
+    found = float64(MlxRollout(engine.policy, request, 1, 0)._logits(ids, None))
     hidden = engine.policy.trunk(ids)
     assert hidden.dtype == mx.bfloat16
     expected = float64(hidden) @ float64(engine.model.model.embed_tokens.weight).T

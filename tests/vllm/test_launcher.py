@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backends.interface import BackendError
-from backends.vllm import Launch, Launcher, die_with_parent
+from backends.vllm import LaunchOptions, ServerLauncher, die_with_parent
 from backends.vllm.api import ON_CPU
 from tests.vllm.server import VERSION
 
@@ -48,7 +48,9 @@ def start(folder: Path, distribution: str, memory: float | None = None) -> None:
     info = folder / "site" / f"{distribution.replace('-', '_')}-{VERSION}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {VERSION}\n")
-    launcher = Launcher(Launch("model", "float32", 64, 4, memory=memory), sys.executable, folder / "vllm.log")
+    launcher = ServerLauncher(
+        LaunchOptions("model", "float32", 64, 4, memory=memory), sys.executable, folder / "vllm.log"
+    )
     launcher.check()
     launcher.start()
 

@@ -12,7 +12,7 @@ STILL_SHARE = 0.25  # of the tolerance: an engine whose answers stay the same bi
 
 
 @dataclass
-class Verifier:
+class WeightCheck:
     """The trainer's answers to the probe, by version, and how far an engine's may be from them."""
 
     tolerance: float  # nats, mean over the probe's tokens
@@ -25,7 +25,7 @@ class Verifier:
         self.newest = weights.version
         self.published[weights.version] = weights.probe.logprobs
 
-    def fault(self, answers: Floats, before: Answers | None) -> str | None:
+    def fault(self, answers: Floats, before: ProbeAnswers | None) -> str | None:
         """What is wrong with an engine's answers [N], in a clause; None where they are those of the newest weights.
 
         ``before`` are its last ones. Precision sets the tolerance, and an update in bfloat16 may be smaller:
@@ -46,14 +46,14 @@ class Verifier:
                 )
         return None
 
-    def remember(self, answers: Floats, before: Answers | None) -> Answers:
+    def remember(self, answers: Floats, before: ProbeAnswers | None) -> ProbeAnswers:
         """An engine's answers under the newest weights, and since when they have been these."""
         unmoved = before is not None and np.array_equal(answers, before.logprobs)
-        return Answers(answers, before.since if before is not None and unmoved else self.newest)
+        return ProbeAnswers(answers, before.since if before is not None and unmoved else self.newest)
 
 
 @dataclass(frozen=True)
-class Answers:
+class ProbeAnswers:
     """An engine's answers to the probe [N], and the version at which it first gave just these."""
 
     logprobs: Floats

@@ -15,7 +15,7 @@ from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from backends.batching import SharedPromptBatch
-from backends.mlx.model import Policy
+from backends.mlx.model import MlxPolicy
 
 
 class PromptCache:
@@ -65,7 +65,7 @@ class ResponseCache:
         return mx.concatenate([before, among], axis=3)
 
 
-def call(policy: Policy, batch: SharedPromptBatch, wide: Callable[[int], int]) -> list[mx.array]:
+def call_trunk(policy: MlxPolicy, batch: SharedPromptBatch, wide: Callable[[int], int]) -> list[mx.array]:
     """Hidden states of the prompts [P, Tp, H] and of the responses [B, Tr, H]; ``wide`` rounds a width up."""
     count = len(make_prompt_cache(policy.model))
     width = wide(batch.prompts.shape[1])
@@ -82,7 +82,7 @@ def _padded(ids: np.ndarray[Any, Any], width: int) -> mx.array:
     return mx.array(np.pad(ids, ((0, 0), (0, width - ids.shape[1]))))
 
 
-def shares(policy: Policy) -> bool:
+def can_share_prompts(policy: MlxPolicy) -> bool:
     """Whether responses can share their prompt's computation: every layer attends, and its numbers are the same."""
     if not all(type(cache) is KVCache for cache in make_prompt_cache(policy.model)):
         return False
@@ -97,7 +97,7 @@ def shares(policy: Policy) -> bool:
         targets=np.zeros(8, dtype=np.int64),
     )
     try:
-        _, found = call(policy, batch, lambda width: width)
+        _, found = call_trunk(policy, batch, lambda width: width)
     except (TypeError, AttributeError, ValueError, RuntimeError):  # caches of other kinds want more than these
         return False
     whole = [np.concatenate([ids[3:6], ids[1:4]]), np.concatenate([ids[:2], ids[2:5]])]

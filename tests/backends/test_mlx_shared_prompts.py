@@ -16,7 +16,7 @@ import mlx.core as mx
 from backends.batching import shared_batches
 from backends.interface import Proxy, Sequences, starts_of
 from backends.mlx.backend import MlxEngine
-from backends.mlx.sharing import PromptCache, ResponseCache
+from backends.mlx.shared_prompts import PromptCache, ResponseCache
 from backends.settings import Lora
 from delta_cli.assets.random_model import write_qwen3
 from tests.backends import mlx_engine
@@ -47,8 +47,8 @@ def sequences() -> Sequences:
 
 def create(folder: Path, share: bool, **settings: Any) -> MlxEngine:
     engine = mlx_engine.create(folder, **settings)
-    assert engine.shares
-    engine.shares = share
+    assert engine.shares_prompts
+    engine.shares_prompts = share
     return engine
 
 
@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_each_with_its_own_prompt(
                 for n, w in engine.optimizer.weights.items()
             }
             engine.optimizer.weights = {name: weight.astype(mx.float32) for name, weight in weights.items()}
-            engine._hand_over()
+            engine._update_model()
     close(gradient(together), gradient(apart))
 
 
@@ -177,9 +177,9 @@ def test_layers_that_are_no_chain_are_differentiated_in_one_trace(folder: Path) 
                 return self.norm(hidden)
 
         inner.__class__ = Doubling
-        engine._look()
+        engine._find_capabilities()
     saving, whole = (gradient(engine) for engine in engines)
     assert not engines[0]._by_layer
-    assert not engines[0].shares, "checkpoints do not differentiate through a cache"
-    assert engines[1].shares
+    assert not engines[0].shares_prompts, "checkpoints do not differentiate through a cache"
+    assert engines[1].shares_prompts
     close(saving, whole)

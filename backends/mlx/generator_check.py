@@ -8,14 +8,14 @@ import mlx.core as mx
 import numpy as np
 
 from backends.interface import BackendError, RolloutRequest, Sampling
-from backends.mlx.model import Policy
-from backends.mlx.rollout import Rollout
+from backends.mlx.model import MlxPolicy
+from backends.mlx.rollout import MlxRollout
 
 TOKENS = 5
 TOLERANCES = {mx.float32: 1e-3, mx.bfloat16: 0.2, mx.float16: 0.05}  # nats, mean over the tokens
 
 
-def check_generator(policy: Policy, dtype: mx.Dtype) -> None:
+def check_generator(policy: MlxPolicy, dtype: mx.Dtype) -> None:
     """Draw a few tokens, more responses than fit at a time, and compare their log-probabilities with a plain forward.
 
     Raises BackendError where they differ by more than rounding, as they would where another version of mlx-lm took
@@ -23,7 +23,7 @@ def check_generator(policy: Policy, dtype: mx.Dtype) -> None:
     """
     prompts = tuple(np.arange(size) % policy.vocabulary for size in (1, 4))
     request = RolloutRequest(prompts, Sampling(TOKENS, stop_ids=(), samples=2))
-    drawn = Rollout(policy, request, batch=3, version=0).run(None)
+    drawn = MlxRollout(policy, request, batch=3, version=0).run(None)
     head, gaps = policy.head(), []
     for row in range(len(request)):
         prompt, tokens = prompts[row // 2], drawn.tokens[drawn.starts[row] : drawn.starts[row + 1]]
