@@ -3,7 +3,7 @@
     python benchmarks/mistakes.py --seeds 3 --out benchmarks/results/mistakes
 
 Trains the quickstart and, before the updates of some of its steps, gives the step's fresh batch to
-every credit. Writes OUT.json, OUT.txt and, of several steps, a figure, OUT.png and OUT.svg. ``--set`` changes
+every credit. Writes OUT.json, OUT.txt and, of several steps, a figure, OUT.svg. ``--set`` changes
 the recipe: with bases made by ``make_tiny_base``, ``--at 0`` shows the same for
 responses with more formatting or sparser rewards.
 
@@ -236,8 +236,7 @@ def draw(summary: Summary, out: Path) -> None:
         axes.grid(alpha=0.3)
     both[0].set(ylabel="AUC of the first wrong token", ylim=(-0.02, 1.02))
     drawing.legend(*both[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    for suffix in (".png", ".svg"):
-        drawing.savefig(out.with_suffix(suffix), dpi=150)
+    drawing.savefig(out.with_suffix(".svg"))
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def test_where_nothing_can_be_written(run_path: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_quick_and_small(tmp_path: Path) -> None:
-    """Sixty steps of 64 responses, far below what is asked of 200 steps of 512 (see benchmarks/report.py)."""
+    """Sixty steps of 64 responses."""
     folder = synthetic.run(tmp_path / "run", steps=60, groups=8, samples=8)
     start = time.process_time()
     write_report([folder.path], tmp_path / "report.html")
