@@ -305,7 +305,7 @@ class MlxEngine(LocalEngine):
         """
         head = self.policy.head()  # with arrays from before the trace, so that nothing of the head is kept by it
         targets, size = mx.array(batch.targets), self.settings.memory.head_chunk_tokens
-        most = sys.maxsize if getattr(objective, "together", False) else size
+        most = sys.maxsize if getattr(objective, "needs_whole_micro_batch", False) else size
         loss, scale = 0.0, 1.0
 
         def add_to_head(gradient: mx.array) -> None:
