@@ -10,6 +10,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer.main
 
@@ -81,10 +82,37 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_document_is_in_the_index(document: Path) -> None:
-    index = ROOT / "docs" / "README.md"
-    assert document.parent == ROOT or document == index or f"]({document.name})" in index.read_text(encoding="utf-8")
+def test_every_document_is_in_the_index_and_on_the_site() -> None:
+    """Once each, in the same groups and the same order."""
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    groups = {part.partition("\n")[0]: re.findall(r"^\| \[(\S+)\]\(", part, re.M) for part in text.split("\n## ")[1:]}
+    index = {name: [os.path.normpath(f"docs/{page}") for page in pages] for name, pages in groups.items() if pages}
+    site = re.findall(r"^ +- (\w+):(.*?)(?=^ +- \w+:|\Z)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M | re.S)
+    navigation = {name: re.findall(r"[\w/]+\.md", pages) for name, pages in site}
+    assert navigation.pop("delta") == ["README.md"]
+    assert navigation.pop("Documents") == ["docs/README.md"]
+    assert navigation == {name: [page for page in pages if page.endswith(".md")] for name, pages in index.items()}
+    listed = [page for pages in index.values() for page in pages]
+    written = {path.relative_to(ROOT).as_posix() for path in DOCS} - {"docs/README.md"}
+    assert len(listed) == len(set(listed))
+    assert written <= set(listed)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_readmes_example_runs() -> None:
+    """Four responses of two tokens to one prompt, two of them right; the second token tells the sides apart."""
+    right, wrong = [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    logp = np.full(8, np.log(0.5))
+    names = {"rewards": [1.0, 1.0, 0.0, 0.0], "groups": [0, 0, 0, 0], "starts": [0, 2, 4, 6, 8], "logp": logp}
+    names |= {"hidden": np.array(right + right + wrong + wrong), "logp_old": logp}
+    (example,) = (block for block in blocks(ROOT / "README.md") if block.language == "python")
+    exec(example.text, names)
+    np.testing.assert_allclose(names["credit"].weights.mean(), 1.0, rtol=1e-12)
+    assert (names["credit"].weights[1::2] > names["credit"].weights[::2]).all()
+    assert (np.sign(names["slope"]) == [-1, -1, -1, -1, 1, 1, 1, 1]).all()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -117,7 +145,7 @@ def test_recipe_fragments_load(document: Path) -> None:
 def commands(document: Path) -> list[str]:
     """Every ``delta`` command in a document's blocks, those apart that are shown for the mistake in them."""
     text = "\n".join(block.text.replace("\\\n", " ") for block in blocks(document))
-    return re.findall(r"^(?:\$ )?(delta [a-z].*)$(?!\ndelta: )", text, re.MULTILINE)
+    return re.findall(r"^(?:\$ )?(?:\.venv/bin/)?(delta [a-z].*)$(?!\ndelta: )", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

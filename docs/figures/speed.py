@@ -1,0 +1,149 @@
+"""Figures of speed and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from results import Named, listed, result, span, table
+
+
+def _speed() -> Named:
+    yield "step.speedup", f"{result('step')['results']['delta, as drawn']['speedup']:.1f}"
+    vocabulary = result("step_vocabulary")["results"]
+    yield "step_vocabulary.speedup", f"{vocabulary['delta']['speedup']:.1f}"
+    yield "step_vocabulary.memory", f"{_memory(vocabulary, 'delta'):.2f}"
+    yield "step.table", table(STEP_HEADER, (_step_row(name, what) for name, what in STEPS.items()))
+    yield "step_mlx.table", table(MLX_HEADER, (_mlx_row(name) for name in ("step_mlx", "step_mlx_shared")))
+    yield "delta_step.share", f"{100 * result('delta_step_two_threads')['results']['credit_share']:.1f}"
+
+
+STEP_HEADER = ("responses", "TRL", '`"recompute"`', "", '`"rollout"`, the default here', "", "peak memory, of TRL's")
+STEPS = {
+    "step": "16 to 128 tokens",
+    "step_half": "the same, half the groups with zero variance",
+    "step_equal": "all of 128 tokens, so that TRL computes the same products",
+}
+MLX_HEADER = ("prompt and response", "mlx-lm-lora", '`"recompute"`', "", '`"rollout"`, the default here', "")
+
+
+def _step_row(name: str, what: str) -> list[str]:
+    results = result(name)["results"]
+    return [what, *_ways(results, "TRL"), f"{_memory(results, 'delta, as drawn'):.2f}"]
+
+
+def _memory(results: dict[str, Any], way: str) -> float:
+    """Peak memory of the process as a share of TRL's."""
+    return float(results[way]["memory"]["peak"] / results["TRL"]["memory"]["peak"])
+
+
+def _mlx_row(name: str) -> list[str]:
+    work = result(name)["workload"]
+    return [f"{work['prompt']} and {work['response']} tokens", *_ways(result(name)["results"], "mlx-lm-lora")]
+
+
+def _ways(results: dict[str, Any], other: str) -> Iterator[str]:
+    """Seconds of the other trainer, then of both ways to get old log-probs, each with its speedup."""
+    yield f"{results[other]['step']:.1f} s"
+    for way in ("delta", "delta, as drawn"):
+        yield from (f"{results[way]['step']:.1f} s", f"{results[way]['speedup']:.2f}×")
+
+
+def _real() -> Named:
+    """A step of SmolLM2: on two cores, on an H100, and with half the groups of zero variance."""
+    times, ways = result("real")["times_as_fast"], result("real")["results"]["ours"]["ways"]
+    yield "real.speedup", span((times["fresh"], times["as drawn"]), 1)
+    yield "real.memory", f"{result('real')['times_the_memory']:.2f}"
+    for name, way in (("recompute", "fresh"), ("rollout", "as drawn"), ("again", "every response")):
+        yield f"real.{name}", f"{ways[way]['step']:.1f}"
+    for side, row in result("real")["results"].items():
+        yield f"real.{side}.peak", f"{row['peak_bytes'] / 1e9:.1f}"
+    yield "real.trl.step", f"{result('real')['results']['trl']['step']:.0f}"
+    ways = result("real_unmixed")["results"]["ours"]["ways"]
+    yield "real_unmixed.table", table(PHASES_HEADER, (_phases(ways[way], what) for way, what in PHASES.items()))
+    for phase, share in ways["every response"]["of_peak"].items():
+        yield f"real_unmixed.{phase}", f"{100 * share:.0f}"
+
+
+PHASES_HEADER = ("", "rollout", "score", "update", "step", "")
+PHASES = {
+    "every response": "every response scored and updated on",
+    "fresh": 'without zero-variance groups, `"recompute"`',
+    "as drawn": 'without zero-variance groups, `"rollout"`',
+}
+
+
+def _phases(way: dict[str, Any], what: str) -> list[str]:
+    seconds = [way["seconds"][phase] for phase in ("rollout", "score", "update")]
+    times = [f"{value:.1f} s" if value > 0.05 else "" for value in [*seconds, way["step"]]]
+    return [what, *times, "" if way["faster"] == 1 else f"{way['faster']:.2f}×"]
+
+
+def _bfloat16() -> Named:
+    """What 48 steps reach in bfloat16 with old log-probs from either place."""
+    ways = result("h100/real_bfloat16")["update.score"]
+    for way, name in (("fresh", "recompute"), ("rollout", "rollout")):
+        yield f"bfloat16.{name}", listed(run["accuracy"][-1]["accuracy"] for run in ways[way])
+        yield f"bfloat16.{name}.gap", span((run["ratio_gap_first"]["mean"] for run in ways[way]), 2)
+        yield f"bfloat16.{name}.worst", f"{max(run['ratio_gap_first']['max'] for run in ways[way]):.2f}"
+    yield "bfloat16.before", listed(run["accuracy"][0]["accuracy"] for run in ways["fresh"])
+
+
+def _gpu() -> Named:
+    """Steps on an H100."""
+    real = result("h100/real")
+    yield "h100.real.speedup", span((real["times_as_fast"]["fresh"], real["times_as_fast"]["as drawn"]), 1)
+    yield "h100.real.memory", f"{real['times_the_memory']:.2f}"
+    ours, trl = real["results"]["ours"], real["results"]["trl"]
+    rows = [["TRL", "", "", "", f"{trl['step']:.2f}", "", f"{trl['peak_bytes'] / 1e9:.1f}"]]
+    for way, what in (("fresh", '"recompute"'), ("as drawn", '"rollout"')):
+        seconds = [ours["ways"][way]["seconds"][phase] for phase in ("rollout", "score", "update")]
+        times = [f"{value:.2f}" for value in (*seconds, ours["ways"][way]["step"], real["times_as_fast"][way])]
+        rows.append([f"ours, `update.old_logprobs = {what}`", *times, f"{ours['peak_bytes'] / 1e9:.1f}"])
+    header = ("", "rollout, s", "score, s", "update, s", "step, s", "times as fast as TRL", "peak memory, GB")
+    yield "h100.real.table", table(header, rows)
+    for phase, share in ours["ways"]["fresh"]["of_peak"].items():
+        yield f"h100.real.{phase}", f"{100 * share:.0f}"
+    step = result("h100/step")["results"]
+    yield "h100.step.ours", f"{step['delta']['step']:.2f}"
+    yield "h100.step.trl", f"{step['TRL']['step']:.2f}"
+    yield "h100.step.speedup", f"{step['delta']['speedup']:.2f}"
+    for phase in ("rollout", "update"):
+        yield f"h100.step.{phase}", f"{step['delta']['seconds'][phase]:.1f}"
+
+
+def _vllm() -> Named:
+    speed = result("vllm_speed")["results"]
+    for name, way in (("ours", "ours over HTTP"), ("offline", "offline"), ("local", "local engine")):
+        yield f"vllm_speed.{name}", f"{median(speed[way]):,.0f}"
+    ratios = [ours / offline for ours, offline in zip(speed["ours over HTTP"], speed["offline"], strict=True)]
+    yield "vllm_speed.ratio", f"{median(ratios):.2f}"
+    ahead = result("vllm_ahead")["results"]
+    yield "vllm_ahead.sync.step", f"{ahead['ahead, vllm, seed 0']['step']:.2f}"
+    row = ahead["ahead, vllm ahead, seed 0"]
+    yield from ((f"vllm_ahead.async.{phase}", f"{seconds:.2f}") for phase, seconds in row.items())
+    yield "vllm_ahead.ratio", f"{row['step'] / max(row['drawing'], row['training']):.2f}"
+
+
+def _processes() -> Named:
+    found = result("parallel")["parallel"]
+    for sharding in ("none", "full"):
+        yield f"parallel.{sharding}.time", f"{found['time'][sharding]['ratio']:.2f}"
+    yield "parallel.kept", f"{found['memory']['full']['kept']:.2f}"
+    for sharding in ("full", "optimizer"):
+        yield f"parallel.{sharding}.memory", f"{found['memory'][sharding]['resident']:.2f}"
+
+
+def _inside_trl() -> Named:
+    """What DelTA adds to a step of TRL's, and what the core computes on vectors of N numbers alone."""
+    found = result("trl_step")["results"]
+    for name, way in (("scores", "TRL scores"), ("not", "TRL does not")):
+        yield f"trl_step.{name}.ratio", f"{found[way]['ratio']:.2f}"
+        yield f"trl_step.{name}.inside", f"{100 * found[way]['inside']:.{1 if name == 'scores' else 0}f}"
+    row = result("credit_on_n")["results"][0]
+    yield "credit.on_n", f"{1000 * row['seconds_on_n_alone']:.0f}"
+    yield "credit.all", f"{1000 * row['ours']['seconds']:.0f}"
+
+
+SOURCES = (_speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)
