@@ -27,10 +27,10 @@ from typing import Any
 import common
 
 from delta_cli.data.problem import Problem
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards import code_reward
 from delta_cli.rewards.code.sandbox import Limits, Run, find_sandbox
 from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.spec import RewardSpec
 
 Row = dict[str, Any]
 Item = tuple[str, Any]  # a response and its gold answer
@@ -150,7 +150,7 @@ def gsm8k(path: Path) -> list[Item]:
 
 def throughput(name: str, items: list[Item], args: argparse.Namespace) -> Row:
     """Verdicts a second once the workers run."""
-    with Grader(RewardSpec(), args.workers, args.limit) as grader:
+    with Grader(Reward(workers=args.workers, timeout=args.limit)) as grader:
         grade(grader, [(rf"\boxed{{x+{i}}}", f"{i}+x") for i in range(8 * args.workers)])
         started = time.perf_counter()
         verdicts = grade(grader, items)
@@ -193,7 +193,7 @@ def hostile(args: argparse.Namespace) -> Row:
     """Each hostile answer's own time, what became of it, and the memory of this process and the workers."""
     golds = ["41", r"\frac{41}{3}", "x^2+41", r"\{41, 42\}", "y = 41x", r"41\sqrt{2}"]
     slots, times, verdicts = threading.Semaphore(args.workers), [], []
-    with Grader(RewardSpec(), args.workers, args.limit) as grader:
+    with Grader(Reward(workers=args.workers, timeout=args.limit)) as grader:
         grade(grader, [(rf"\boxed{{x+{i}}}", f"{i}+x") for i in range(8 * args.workers)])
         before, started = resident(), time.perf_counter()
         for i, answer in enumerate(hostile_answers(args.hostile)):
@@ -261,7 +261,7 @@ def humaneval(args: argparse.Namespace, cut: bool) -> Row:
         tests = {"type": "asserts", "code": f"{task['test']}\ncheck({task['entry_point']})"}
         items.append((f"```python\n{task['prompt']}{body}\n```", tests))
         names.append(task["task_id"])
-    with Grader(RewardSpec(kind="code"), args.workers, 10.0) as grader:
+    with Grader(Reward(kind="code", workers=args.workers)) as grader:
         started = time.perf_counter()
         verdicts = grade(grader, items)
         seconds = time.perf_counter() - started

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
     from delta_cli.recipe import Recipe
     from delta_cli.recipe.models import Engine
-    from delta_cli.rewards.weighted import Graders
+    from delta_cli.rewards.weighted import WeightedReward
     from delta_cli.runs.checkpoint_reference import CheckpointReference
 
 SuiteOption = Annotated[
@@ -203,17 +203,17 @@ def _settings_of(reference: CheckpointReference) -> EvaluationSettings:
 
 def _grader(
     reference: CheckpointReference, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool
-) -> Graders:
+) -> WeightedReward:
     """A suite's verifier; without a suite, a run's own reward."""
+    from delta_cli.recipe.reward import Reward
     from delta_cli.rewards.grader import Grader
-    from delta_cli.rewards.spec import RewardSpec
-    from delta_cli.rewards.weighted import Graders, Part
+    from delta_cli.rewards.weighted import RewardTerm, WeightedReward
     from delta_cli.training.setup import make_grader
 
     if suite is None and reference.recipe is not None:
         return make_grader(reference.recipe).verifying
-    spec = RewardSpec(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
-    return Graders([Part(Grader(spec, workers=2, timeout=10.0))])
+    reward = Reward(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
+    return WeightedReward([RewardTerm(Grader(reward))])
 
 
 def _folder_of(reference: CheckpointReference, model: str) -> Path:
@@ -236,7 +236,7 @@ def _run(
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],
     limit: int | None,
-    grader: Graders,
+    grader: WeightedReward,
     place: Path,
     numbered: bool,
     quiet: bool,

@@ -27,7 +27,7 @@ from delta_cli.doctor.shapes import Shape, shape_of
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.backend_settings import backend_settings
-from delta_cli.rewards.weighted import Graders
+from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
     gold_notices,
@@ -200,9 +200,9 @@ def _tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Finding]:
         )
 
 
-def _data(data: LoadedData, grader: Graders) -> Iterator[Finding]:
+def _data(data: LoadedData, grader: WeightedReward) -> Iterator[Finding]:
     yield Finding("ok", "data", f"{data.report}; {len(data.problems)} to train on, {len(data.held_out)} held out")
-    if all(part.grader.spec.kind != "math" for part in grader.parts):
+    if all(term.grader.reward.kind != "math" for term in grader.terms):
         return
     refused = gold_notices(data, grader)
     for line in refused:
@@ -213,7 +213,7 @@ def _data(data: LoadedData, grader: Graders) -> Iterator[Finding]:
 
 
 def _model(
-    recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: Graders, watch: Watch
+    recipe: Recipe, name: str, tokenizer: Tokenizer, data: LoadedData, grader: WeightedReward, watch: Watch
 ) -> Iterator[Finding]:
     if not Path(model_path(recipe.model.path)).is_dir():
         yield Finding("note", "model", "not run: its weights are not here")
@@ -292,7 +292,7 @@ def _draw_some(
     return Sample(problems, Sequences(repeated, drawn.tokens, drawn.starts, temperature), drawn.truncated, seconds)
 
 
-def _outcomes(recipe: Recipe, sample: Sample, tokenizer: Tokenizer, grader: Graders) -> Iterator[Finding]:
+def _outcomes(recipe: Recipe, sample: Sample, tokenizer: Tokenizer, grader: WeightedReward) -> Iterator[Finding]:
     """Whether there is something to learn from."""
     lengths = sample.sequences.lengths
     verdicts = [

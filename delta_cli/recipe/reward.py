@@ -11,6 +11,7 @@ from pydantic import Discriminator, Tag, model_validator
 from backends.settings import Section, key
 
 ONE, SEVERAL = "[reward]", "[[reward]]"  # the two forms, as messages name them
+RewardKind = Literal["math", "number", "choice", "code", "custom", "format", "length"]
 VERIFIERS = ("math", "number", "choice", "code")
 TAKEN = ("mean", "failures")  # reward_mean and reward_failures are metrics of their own
 NAME = re.compile("[a-z][a-z0-9_]*")
@@ -19,7 +20,7 @@ NAME = re.compile("[a-z][a-z0-9_]*")
 class Reward(Section):
     """What a response is worth. Several, each a table [[reward]], are added up by weight."""
 
-    kind: Literal["math", "number", "choice", "code", "custom", "format", "length"] = key(
+    kind: RewardKind = key(
         "math",
         "verifier; number: the last number of a response, or the one after ####, without a box. Beside a verifier also "
         "format: 1 for the form asked for, and length: 1 − tokens / rollout.max_tokens",

@@ -1,4 +1,4 @@
-"""From a reward's settings to the function that grades one response."""
+"""From a reward's section of the recipe to the function that verifies one response."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
+from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.choice import choice_reward
 from delta_cli.rewards.code.verdict import check_tests, code_reward
 from delta_cli.rewards.math.external_graders import LENIENT
 from delta_cli.rewards.math.last_number import last_number, number_reward
-from delta_cli.rewards.math.verdict import math_reward, warm_up
-from delta_cli.rewards.spec import Kind, RewardSpec
+from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
+from delta_cli.rewards.shaping import well_formed
 
 Verifier = Callable[[str, Problem], float]
 
 
-def check_answers(kind: Kind, problems: Sequence[Problem]) -> None:
+def check_answers(kind: RewardKind, problems: Sequence[Problem]) -> None:
     """Raise UserError with one line on the first problem whose answer a verifier of that kind cannot use."""
     for problem in problems:
         if kind == "code":
@@ -40,37 +42,53 @@ def check_answers(kind: Kind, problems: Sequence[Problem]) -> None:
             )
 
 
-def verifier(spec: RewardSpec) -> Verifier:
-    """The verifier of a reward, with all it needs imported."""
-    if spec.kind == "math" and spec.grader != "strict":
-        judge = LENIENT[spec.grader]
+def verifier(reward: Reward, form: RewardKind = "math") -> Verifier:
+    """The verifier of a reward, with all it needs imported; ``form`` is the answer's form that kind format asks for."""
+    kind = reward.kind
+    if kind == "math" and reward.verifier != "strict":
+        judge = LENIENT[reward.verifier]
         judge("\\boxed{1}", "1")  # imports what it needs
         return lambda response, problem: judge(response, str(problem.answer))
-    if spec.kind == "math":
+    if kind == "math":
         warm_up()
         return lambda response, problem: math_reward(response, str(problem.answer), problem.question)
-    if spec.kind == "number":
+    if kind == "number":
         return lambda response, problem: number_reward(response, str(problem.answer), problem.question)
-    if spec.kind == "choice":
+    if kind == "choice":
         return lambda response, problem: choice_reward(response, str(problem.answer))
-    if spec.kind == "code":
-        return lambda response, problem: code_reward(
-            response,
-            problem.answer,
-            mode=spec.mode,
-            seconds=spec.run_seconds,
-            allow_unsandboxed=spec.allow_unsandboxed,
-        )
-    if spec.kind == "format":
-        whole = re.compile(spec.pattern or "", re.DOTALL)
+    if kind == "code":
+        return partial(_program, reward)
+    if kind == "format" and reward.pattern is not None:
+        whole = re.compile(reward.pattern, re.DOTALL)
         return lambda response, problem: float(whole.fullmatch(response.strip()) is not None)
-    return custom(Path(spec.path), spec.function)
+    if kind == "format":
+        return lambda response, problem: float(well_formed(response, form))
+    return custom(Path(reward.custom_file or ""), reward.custom_function)
+
+
+def quick_verifier(reward: Reward, form: RewardKind) -> Callable[[str, Problem], float | None]:
+    """What needs no worker: a verifier that takes microseconds on a short response, and None if it cannot decide."""
+    if reward.kind == "math" and reward.verifier == "strict":
+        return lambda response, problem: quick_verdict(response, str(problem.answer), problem.question)
+    if reward.kind == "number" or (reward.kind == "format" and reward.pattern is None):
+        return verifier(reward, form)
+    return lambda response, problem: None
+
+
+def _program(reward: Reward, response: str, problem: Problem) -> float:
+    return code_reward(
+        response,
+        problem.answer,
+        mode=reward.code,
+        seconds=reward.run_seconds,
+        allow_unsandboxed=reward.allow_unsandboxed,
+    )
 
 
 def custom(path: Path, name: str) -> Verifier:
-    """The function ``name`` of a user's Python file, its result held to be a finite number.
+    """The function ``name`` of a user's Python file, which must return a finite number.
 
-    Raises UserError where the file or the function is missing or the file does not run.
+    Raises UserError if the file or the function is missing or the file does not run.
     """
     if not path.is_file():
         raise UserError(f"reward file {path} does not exist; give the path of a Python file")

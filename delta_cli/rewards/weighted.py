@@ -14,7 +14,7 @@ from delta_cli.rewards.grader import Grader, Verdict
 
 
 @dataclass(frozen=True)
-class Part:
+class RewardTerm:
     """One of the rewards, with workers and a time limit of its own."""
 
     grader: Grader
@@ -23,17 +23,17 @@ class Part:
     verifies: bool = True  # whether it says what is right
 
 
-class Graders:
+class WeightedReward:
     """What a response is worth: the weighted sum of one reward or several.
 
     A response is right where all rewards that verify say so. One whose grading fails adds nothing, a
     verifying one makes the response wrong, and the others count as ever.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, terms: Sequence[RewardTerm]) -> None:
+        self.terms = tuple(terms)
 
-    def __enter__(self) -> Graders:
+    def __enter__(self) -> WeightedReward:
         return self
 
     def __exit__(
@@ -42,15 +42,15 @@ class Graders:
         self.close()
 
     @property
-    def verifying(self) -> Graders:
+    def verifying(self) -> WeightedReward:
         """Those alone that say what is right, for evaluations. Their workers are the same ones."""
-        return Graders([part for part in self.parts if part.verifies])
+        return WeightedReward([term for term in self.terms if term.verifies])
 
     def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[Verdict]:
         """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit."""
         result: Future[Verdict] = Future()
-        left, lock = len(self.parts), threading.Lock()
-        futures = [part.grader.submit(response, problem, length, truncated) for part in self.parts]
+        left, lock = len(self.terms), threading.Lock()
+        futures = [term.grader.submit(response, problem, length, truncated) for term in self.terms]
 
         def count(_: Future[Verdict]) -> None:
             nonlocal left
@@ -67,18 +67,18 @@ class Graders:
     def close(self) -> None:
         """End the workers. What is still being graded fails."""
         with ExitStack() as stack:
-            for part in self.parts:
-                stack.callback(part.grader.close)
+            for term in self.terms:
+                stack.callback(term.grader.close)
 
     def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
-        graded = list(zip(self.parts, verdicts, strict=True))
-        total = sum(part.weight * verdict.reward for part, verdict in graded)
+        graded = list(zip(self.terms, verdicts, strict=True))
+        total = sum(term.weight * verdict.reward for term, verdict in graded)
         if len(graded) == 1:
             return replace(verdicts[0], reward=total)
-        failures = [f"{part.name}: {verdict.failure}" for part, verdict in graded if verdict.failure is not None]
+        failures = [f"{term.name}: {verdict.failure}" for term, verdict in graded if verdict.failure is not None]
         return Verdict(
             reward=total,
-            correct=all(verdict.correct for part, verdict in graded if part.verifies),
+            correct=all(verdict.correct for term, verdict in graded if term.verifies),
             failure="; ".join(failures) or None,
-            parts={part.name: verdict.reward for part, verdict in graded},
+            parts={term.name: verdict.reward for term, verdict in graded},
         )

@@ -16,7 +16,7 @@ from delta_cli.data.prompts import encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Verdict
-from delta_cli.rewards.weighted import Graders
+from delta_cli.rewards.weighted import WeightedReward
 
 Item = TypeVar("Item")
 PATIENCE = 0.5  # seconds between two looks whether somebody asked to stop
@@ -79,7 +79,7 @@ class RolloutWorker:
 
     sampler: Sampler
     tokenizer: Tokenizer
-    grader: Graders
+    grader: WeightedReward
     template: str
     collective: Collective = SOLO
     prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: none is too long

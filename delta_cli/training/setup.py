@@ -25,11 +25,9 @@ from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.backend_settings import backend_settings
-from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.spec import Overlong, RewardSpec
 from delta_cli.rewards.verifiers import check_answers
-from delta_cli.rewards.weighted import Graders, Part
+from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 from delta_cli.rollout.open_sampler import open_sampler
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import FollowedFolder, RunFolder
@@ -190,16 +188,16 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
     return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]
 
 
-def check_functions(graders: Graders, problem: Problem) -> None:
-    """Raise UserError where a reward of the user's own cannot grade a problem."""
-    for part in graders.parts:
-        if part.grader.spec.kind == "custom":
-            part.grader.check(problem)
+def check_functions(rewards: WeightedReward, problem: Problem) -> None:
+    """Raise UserError if a custom reward cannot grade a problem."""
+    for term in rewards.terms:
+        if term.grader.reward.kind == "custom":
+            term.grader.check(problem)
 
 
-def gold_notices(data: LoadedData, graders: Graders) -> list[str]:
+def gold_notices(data: LoadedData, rewards: WeightedReward) -> list[str]:
     """A line on gold answers that the verifier refuses as answers to themselves, out of a sample; no line if none."""
-    grader = next((part.grader for part in graders.parts if part.grader.spec.kind == "math"), None)
+    grader = next((term.grader for term in rewards.terms if term.grader.reward.kind == "math"), None)
     if grader is None:
         return []
     answers = [problem for problem in data.problems if isinstance(problem.answer, str)]
@@ -241,29 +239,12 @@ def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
     return "math" if kind == "custom" or kind == "format" or kind == "length" else kind
 
 
-def make_grader(recipe: Recipe) -> Graders:
+def make_grader(recipe: Recipe) -> WeightedReward:
     """The recipe's rewards, in worker processes."""
-    verifying = recipe.verifiers
-    return Graders([Part(_grader(recipe, each), each.title, each.weight, each in verifying) for each in recipe.rewards])
-
-
-def _grader(recipe: Recipe, reward: Reward) -> Grader:
-    overlong = None
-    if reward.overlong_buffer is not None:
-        overlong = Overlong(recipe.rollout.max_tokens, reward.overlong_buffer, reward.overlong_factor)
-    spec = RewardSpec(
-        kind=reward.kind,
-        format_bonus=reward.format_bonus,
-        length_penalty=reward.length_penalty,
-        overlong=overlong,
-        grader=reward.verifier,
-        mode=reward.code,
-        run_seconds=reward.run_seconds,
-        allow_unsandboxed=reward.allow_unsandboxed,
-        path=reward.custom_file or "",
-        function=reward.custom_function,
-        pattern=reward.pattern,
-        form=recipe.verifiers[0].kind,
-        limit=recipe.rollout.max_tokens,
+    limit, form = recipe.rollout.max_tokens, recipe.verifiers[0].kind
+    return WeightedReward(
+        [
+            RewardTerm(Grader(each, limit, form), each.title, each.weight, each in recipe.verifiers)
+            for each in recipe.rewards
+        ]
     )
-    return Grader(spec, reward.workers, reward.timeout)

@@ -76,13 +76,13 @@ def test_an_override_names_the_reward_that_it_changes(several: Path) -> None:
 MISTAKES = {
     "reward.weight=0.5": ["3 rewards, math, format, style", "--set reward.math.weight=0.5"],
     "reward.custom.weight=0.5": ["--set reward.math.weight=0.5"],
-    "reward.format_bonus.wieght=1": ["[[reward]] 2", "unknown key reward.wieght", "did you mean reward.weight?"],
-    "reward.format_bonus.weight=fast": ["[[reward]] 2", "reward.weight = 'fast'", "it must be a number"],
+    "reward.format.wieght=1": ["[[reward]] 2", "unknown key reward.wieght", "did you mean reward.weight?"],
+    "reward.format.weight=fast": ["[[reward]] 2", "reward.weight = 'fast'", "it must be a number"],
     "reward.style.name=math": ["two rewards are called math", "reward.name"],
     "reward.style.name=failures": ["[[reward]] 3", "'failures'"],
     "reward.style.name=A b": ["'A b'", "small letters"],
     "reward.math.pattern=x": ["[[reward]] 1", "reward.pattern", "format"],
-    "reward.format_bonus.pattern=(": ["[[reward]] 2", "no regular expression"],
+    "reward.format.pattern=(": ["[[reward]] 2", "no regular expression"],
     "reward.math.flip=0.1": ["reward.flip", "a single reward"],
     "reward.math.overlong_buffer=100000": ["reward.overlong_buffer = 100000"],
 }

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from delta_cli.data.problem import Problem
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.choice import choice_reward, chosen
 from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.spec import RewardSpec
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_reward_compares_letters() -> None:
 
 def test_the_grader_knows_the_verifier() -> None:
     problem = Problem("1", "Which?", "D")
-    with Grader(RewardSpec(kind="choice"), workers=1, timeout=20.0) as grader:
+    with Grader(Reward(kind="choice", workers=1, timeout=20.0)) as grader:
         right = grader.submit(r"\boxed{(D)}", problem, 5, False).result()
         wrong = grader.submit(r"\boxed{(C), (D)}", problem, 5, False).result()
     assert (right.correct, right.reward, right.failure) == (True, 1.0, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +14,19 @@ import pytest
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.spec import Overlong, RewardSpec
+from delta_cli.rewards.shaping import overlong_penalty
 
 ENDLESS = (
     "import itertools\ndef reward(response, problem):\n    return len(response) and sum(1 for _ in itertools.count())"
 )
 TEST_CODE = {"type": "asserts", "code": "assert f(1) == 2"}
+
+
+def custom(file: Path, timeout: float) -> Reward:
+    """The function ``reward`` of a file, in one worker."""
+    return Reward(kind="custom", custom_file=str(file), workers=1, timeout=timeout)
 
 
 def problem(answer: object) -> Problem:
@@ -27,7 +35,7 @@ def problem(answer: object) -> Problem:
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(RewardSpec(), workers=1, timeout=2.0) as made:
+    with Grader(Reward(workers=1, timeout=2.0)) as made:
         yield made
 
 
@@ -44,7 +52,7 @@ def test_verdicts_of_mathematics(grader: Grader) -> None:
 
 
 def test_plain_numbers_need_no_worker() -> None:
-    with Grader(RewardSpec(), workers=1, timeout=1.0) as made:
+    with Grader(Reward(workers=1, timeout=1.0)) as made:
         futures = [made.submit(rf"7+8=15 \boxed{{{i}}}", problem("85"), 10, truncated=False) for i in range(512)]
         assert all(future.done() for future in futures)
         assert sum(future.result().correct for future in futures) == 1
@@ -53,7 +61,7 @@ def test_plain_numbers_need_no_worker() -> None:
 def endless(folder: Path, timeout: float) -> Grader:
     """A grader whose reward never comes back, but for an empty response."""
     (folder / "endless.py").write_text(ENDLESS)
-    return Grader(RewardSpec(kind="custom", path=str(folder / "endless.py")), workers=1, timeout=timeout)
+    return Grader(custom(folder / "endless.py", timeout))
 
 
 def test_what_takes_forever_is_killed_and_grading_goes_on(tmp_path: Path) -> None:
@@ -73,7 +81,7 @@ def test_a_clock_that_jumps_ends_nothing(tmp_path: Path, monkeypatch: pytest.Mon
         f"    Path({str(begun)!r}).touch()\n    time.sleep(2.0)\n    return 1.0"
     )
     today = time.time
-    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "slow.py")), workers=1, timeout=60.0) as made:
+    with Grader(custom(tmp_path / "slow.py", 60.0)) as made:
         future = made.submit("", problem("5"), 1, truncated=False)
         while not begun.exists():
             time.sleep(0.05)
@@ -95,12 +103,12 @@ def test_workers_are_gone_after_close(tmp_path: Path) -> None:
     [(0, 0.0), (16384, 0.0), (18432, -0.5), (20480, -1.0)],  # buffer 4096 of a 20480 limit, by hand
 )
 def test_overlong_shaping_of_the_paper(length: int, penalty: float) -> None:
-    assert Overlong(limit=20480, buffer=4096)(length) == pytest.approx(penalty, abs=1e-12)
+    assert overlong_penalty(length, 20480, 4096, 1.0) == pytest.approx(penalty, abs=1e-12)
 
 
 def test_shaping_adds_to_the_verdict() -> None:
-    spec = RewardSpec(format_bonus=0.25, length_penalty=0.125, overlong=Overlong(limit=100, buffer=50, factor=2.0))
-    with Grader(spec, workers=1, timeout=1.0) as made:
+    shaped = Reward(format_bonus=0.25, length_penalty=0.125, overlong_buffer=50, overlong_factor=2.0)
+    with Grader(shaped, max_tokens=100) as made:
         cases = [
             (r"\boxed{5}", 40, False, 1 + 0.25 - 0.005, True),
             (r"\boxed{5}", 75, False, 1 + 0.25 - 0.009375 - 1, True),
@@ -116,7 +124,7 @@ def test_shaping_adds_to_the_verdict() -> None:
 
 @pytest.mark.usefixtures("sandbox")
 def test_verdicts_of_code() -> None:
-    with Grader(RewardSpec(kind="code", format_bonus=0.5), workers=1, timeout=5.0) as made:
+    with Grader(Reward(kind="code", format_bonus=0.5, workers=1, timeout=5.0)) as made:
         made.check(problem(TEST_CODE))
         right = made.submit("```python\ndef f(x): return x + 1\n```", problem(TEST_CODE), 9, truncated=False)
         wrong = made.submit("```python\ndef f(x): return x\n```", problem(TEST_CODE), 9, truncated=False)
@@ -139,7 +147,7 @@ def broken(response, problem): return problem.no_such_field
 
 def test_a_function_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
-    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "mine.py")), workers=1, timeout=1.0) as made:
+    with Grader(custom(tmp_path / "mine.py", 1.0)) as made:
         made.check(problem(4))
         submit = {
             name: made.submit(name, problem(4), 1, truncated=False) for name in ("ab", "good", "hang", "die", "abc")
@@ -154,7 +162,7 @@ def test_a_function_of_the_user(tmp_path: Path) -> None:
 
 def test_grading_goes_on_when_an_idle_worker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\ndef reward(response, problem): return os.getpid()")
-    with Grader(RewardSpec(kind="custom", path=str(tmp_path / "mine.py")), workers=1, timeout=10.0) as made:
+    with Grader(custom(tmp_path / "mine.py", 10.0)) as made:
         first = made.submit("", problem(4), 1, truncated=False).result(30)
         os.kill(int(first.reward), signal.SIGKILL)
         time.sleep(0.5)
@@ -176,7 +184,58 @@ def test_grading_goes_on_when_an_idle_worker_is_killed(tmp_path: Path) -> None:
 def test_a_users_mistake_is_named_at_start_up(tmp_path: Path, file: str, function: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
     (tmp_path / "bad.py").write_text("1 / 0")
-    spec = RewardSpec(kind="custom", path=str(tmp_path / file), function=function)
-    with Grader(spec, workers=1, timeout=5.0) as made, pytest.raises(UserError, match=message) as caught:
+    reward = Reward(kind="custom", custom_file=str(tmp_path / file), custom_function=function, workers=1)
+    with Grader(reward) as made, pytest.raises(UserError, match=message) as caught:
         made.check(problem(4))
     assert "\n" not in str(caught.value)
+
+
+def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
+    """A worker imports what grading needs, not the module that started it."""
+    (tmp_path / "script.py").write_text(
+        "from delta_cli.data.problem import Problem\n"
+        "from delta_cli.recipe.reward import Reward\n"
+        "from delta_cli.rewards.grader import Grader\n"
+        "print('run', flush=True)\n"
+        "grader = Grader(Reward(workers=2))\n"
+        "print(grader.submit(r'\\boxed{1+x}', Problem('p', '?', 'x+1'), 9, False).result().reward)\n"
+        "grader.close()\n"
+    )
+    script = [sys.executable, "script.py"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "run\n1.0\n"
+
+
+def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, re\nfrom pathlib import Path\ndef reward(response, problem):\n"
+        f"    Path({str(tmp_path / 'worker')!r}).write_text(str(os.getpid()))\n"
+        "    re.match('(a+)+$', 'a' * 60 + 'b')\n"  # holds the interpreter's lock: no thread of the worker's own runs
+    )
+    (tmp_path / "script.py").write_text(
+        "import os, time\n"
+        "from delta_cli.data.problem import Problem\n"
+        "from delta_cli.recipe.reward import Reward\n"
+        "from delta_cli.rewards import worker_pool\n"
+        "from delta_cli.rewards.grader import Grader\n"
+        f"reward = Reward(kind='custom', custom_file={str(tmp_path / 'mine.py')!r}, timeout=0.3)\n"
+        "Grader(reward).submit('', Problem('p', '?', ''), 1, False)\n"
+        f"while not os.path.exists({str(tmp_path / 'worker')!r}): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, timeout=60, check=False)
+    worker = int((tmp_path / "worker").read_text())
+    for _ in range(200):
+        if not alive(worker):
+            break
+        time.sleep(0.05)
+    assert not alive(worker)
+
+
+def alive(process: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False

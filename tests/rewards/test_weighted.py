@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from delta_cli.data.problem import Problem
+from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.spec import Kind, RewardSpec
-from delta_cli.rewards.weighted import Graders, Part
+from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 
 PROBLEM = Problem(id="p", question="q", answer="5")
 CUSTOM = """
@@ -22,34 +23,45 @@ def reward(response, problem):
 """
 
 
-def part(kind: Kind, weight: float = 1.0, verifies: bool = False, timeout: float = 20.0, **changes: object) -> Part:
-    """A part that is called as its kind."""
-    return Part(Grader(RewardSpec(kind=kind, **changes), 1, timeout), kind, weight, verifies)  # type: ignore[arg-type]
+def term(
+    kind: RewardKind,
+    weight: float = 1.0,
+    verifies: bool = False,
+    limit: int = 1,
+    form: RewardKind = "math",
+    **settings: Any,
+) -> RewardTerm:
+    """A term with the name of its kind."""
+    section = Reward(kind=kind, workers=1, **{"timeout": 20.0, **settings})
+    return RewardTerm(Grader(section, limit, form), kind, weight, verifies)
 
 
-def graded(graders: Graders, response: str, length: int = 10, truncated: bool = False) -> Verdict:
-    return graders.submit(response, PROBLEM, length, truncated).result(60)
+def graded(reward: WeightedReward, response: str, length: int = 10, truncated: bool = False) -> Verdict:
+    return reward.submit(response, PROBLEM, length, truncated).result(60)
 
 
 def test_the_reward_is_the_weighted_sum_and_each_is_told() -> None:
     """By hand: 2 · right + 0.5 · one box − 0.25 · (1 − 10/40), and the shaping of one is weighed with it."""
-    parts = [
-        part("math", 2.0, verifies=True),
-        part("format", 0.5),
-        part("length", -0.25, limit=40, length_penalty=1.0),
+    terms = [
+        term("math", 2.0, verifies=True),
+        term("format", 0.5),
+        term("length", -0.25, limit=40, length_penalty=1.0),
     ]
-    with Graders(parts) as graders:
-        verdict = graded(graders, r"\boxed{5}")
+    with WeightedReward(terms) as reward:
+        verdict = graded(reward, r"\boxed{5}")
         assert verdict.reward == pytest.approx(2 + 0.5 - 0.25 * (0.75 - 0.01), abs=1e-12)
         assert verdict.parts == {"math": 1.0, "format": 1.0, "length": pytest.approx(0.74, abs=1e-12)}
         assert (verdict.correct, verdict.failure) == (True, None)
-        wrong = graded(graders, r"\boxed{4} \boxed{6}", length=40)
+        wrong = graded(reward, r"\boxed{4} \boxed{6}", length=40)
         assert wrong.reward == pytest.approx(0.25 * 0.04, abs=1e-12)
         assert not wrong.correct
 
 
 def test_one_reward_is_a_list_of_one() -> None:
-    with Graders([part("math", verifies=True)]) as one, Graders([part("math", 3.0, verifies=True)]) as thrice:
+    with (
+        WeightedReward([term("math", verifies=True)]) as one,
+        WeightedReward([term("math", 3.0, verifies=True)]) as thrice,
+    ):
         assert graded(one, r"\boxed{5}") == Verdict(1.0, True, None)
         assert graded(thrice, r"\boxed{5}") == Verdict(3.0, True, None)
 
@@ -59,11 +71,11 @@ def test_one_reward_is_a_list_of_one() -> None:
     [(r"so \boxed{5} and 5", True), (r"so \boxed{5} and 6", False), (r"so \boxed{6} and 5", False)],
 )
 def test_right_is_what_all_verifiers_call_right_whatever_their_weights(response: str, correct: bool) -> None:
-    parts = [part("math", 0.0, verifies=True), part("number", -1.0, verifies=True), part("format", 9.0)]
-    with Graders(parts) as graders:
-        assert graded(graders, response).correct is correct
-        assert graded(graders.verifying, response).correct is correct
-        assert [each.name for each in graders.verifying.parts] == ["math", "number"]
+    terms = [term("math", 0.0, verifies=True), term("number", -1.0, verifies=True), term("format", 9.0)]
+    with WeightedReward(terms) as reward:
+        assert graded(reward, response).correct is correct
+        assert graded(reward.verifying, response).correct is correct
+        assert [each.name for each in reward.verifying.terms] == ["math", "number"]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +90,10 @@ def test_right_is_what_all_verifiers_call_right_whatever_their_weights(response:
         ("code", "pass", 0.0),
     ],
 )
-def test_the_format_is_that_of_the_verifier(form: Kind, response: str, value: float) -> None:
-    with Graders([part("format", form=form)]) as graders:
-        assert graded(graders, response).reward == value
-        assert graded(graders, response, truncated=True).reward == 0.0
+def test_the_format_is_that_of_the_verifier(form: RewardKind, response: str, value: float) -> None:
+    with WeightedReward([term("format", form=form)]) as reward:
+        assert graded(reward, response).reward == value
+        assert graded(reward, response, truncated=True).reward == 0.0
 
 
 @pytest.mark.parametrize(
@@ -93,32 +105,32 @@ def test_the_format_is_that_of_the_verifier(form: Kind, response: str, value: fl
     ],
 )
 def test_the_format_is_that_of_a_pattern(response: str, value: float) -> None:
-    with Graders([part("format", pattern="<think>.*</think>.+")]) as graders:
-        assert graded(graders, response).reward == value
-        assert graded(graders, response, truncated=True).reward == 0.0
+    with WeightedReward([term("format", pattern="<think>.*</think>.+")]) as reward:
+        assert graded(reward, response).reward == value
+        assert graded(reward, response, truncated=True).reward == 0.0
 
 
 def test_a_pattern_that_backtracks_for_ever_meets_its_limit_and_the_others_count() -> None:
-    parts = [part("math", verifies=True), part("format", pattern=r"(.+)+!", timeout=1.5)]
+    terms = [term("math", verifies=True), term("format", pattern=r"(.+)+!", timeout=1.5)]
     started = time.monotonic()
-    with Graders(parts) as graders:
-        verdict = graded(graders, r"\boxed{5}" + "x" * 64)
+    with WeightedReward(terms) as reward:
+        verdict = graded(reward, r"\boxed{5}" + "x" * 64)
     assert verdict == Verdict(1.0, True, "format: timeout", {"math": 1.0, "format": 0.0})
     assert time.monotonic() - started < 30
 
 
 def test_length_is_one_without_tokens_and_nothing_at_the_limit_or_beyond() -> None:
-    with Graders([part("length", limit=200)]) as graders:
-        assert [graded(graders, "", length).reward for length in (0, 50, 200, 999)] == [1.0, 0.75, 0.0, 0.0]
+    with WeightedReward([term("length", limit=200)]) as reward:
+        assert [graded(reward, "", length).reward for length in (0, 50, 200, 999)] == [1.0, 0.75, 0.0, 0.0]
 
 
 def test_a_failure_is_one_rewards_own(tmp_path: Path) -> None:
     """What hangs or dies adds nothing; the verdict of the other, with its own workers, comes through."""
     (tmp_path / "mine.py").write_text(CUSTOM)
-    custom = part("custom", 0.5, timeout=1.5, path=str(tmp_path / "mine.py"))
-    with Graders([part("math", verifies=True), custom]) as graders:
+    custom = term("custom", 0.5, timeout=1.5, custom_file=str(tmp_path / "mine.py"))
+    with WeightedReward([term("math", verifies=True), custom]) as reward:
         responses = (r"\boxed{5}", r"hang \boxed{5}", r"die \boxed{6}", r"abc \boxed{5}")
-        verdicts = [graders.submit(each, PROBLEM, 1, False) for each in responses]
+        verdicts = [reward.submit(each, PROBLEM, 1, False) for each in responses]
         fine, hung, died, after = (each.result(60) for each in verdicts)
     assert fine == Verdict(1 + 0.5 * 9 / 4, True, None, {"math": 1.0, "custom": 9 / 4})
     assert hung == Verdict(1.0, True, "custom: timeout", {"math": 1.0, "custom": 0.0})
@@ -128,18 +140,18 @@ def test_a_failure_is_one_rewards_own(tmp_path: Path) -> None:
 
 def test_a_verifier_that_fails_makes_the_response_wrong(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
-    custom = part("custom", verifies=True, timeout=1.5, path=str(tmp_path / "mine.py"))
-    with Graders([custom, part("length", limit=4)]) as graders:
-        assert graded(graders, "hang", 1) == Verdict(0.75, False, "custom: timeout", {"custom": 0.0, "length": 0.75})
+    custom = term("custom", verifies=True, timeout=1.5, custom_file=str(tmp_path / "mine.py"))
+    with WeightedReward([custom, term("length", limit=4)]) as reward:
+        assert graded(reward, "hang", 1) == Verdict(0.75, False, "custom: timeout", {"custom": 0.0, "length": 0.75})
 
 
 @pytest.mark.usefixtures("sandbox")
 def test_programs_in_the_sandbox_beside_others() -> None:
     problem = Problem(id="p", question="q", answer={"type": "asserts", "code": "assert f(1) == 2\nassert f(2) == 3"})
-    share = part("code", verifies=True, mode="share", format_bonus=0.5)
-    with Graders([share, part("format", 0.25, form="code")]) as graders:
+    share = term("code", verifies=True, code="share", format_bonus=0.5)
+    with WeightedReward([share, term("format", 0.25, form="code")]) as reward:
         right, half, none = (
-            graders.submit(f"```python\ndef f(x): return {body}\n```", problem, 9, False).result(60)
+            reward.submit(f"```python\ndef f(x): return {body}\n```", problem, 9, False).result(60)
             for body in ("x + 1", "2", "x")
         )
     assert right == Verdict(1.75, True, None, {"code": 1.5, "format": 1.0})
@@ -149,10 +161,12 @@ def test_programs_in_the_sandbox_beside_others() -> None:
 
 def test_closing_settles_what_hangs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
-    graders = Graders([part("math", verifies=True), part("custom", path=str(tmp_path / "mine.py"), timeout=60.0)])
-    hung = graders.submit(r"hang \boxed{5}", PROBLEM, 1, False)
+    reward = WeightedReward(
+        [term("math", verifies=True), term("custom", custom_file=str(tmp_path / "mine.py"), timeout=60.0)]
+    )
+    hung = reward.submit(r"hang \boxed{5}", PROBLEM, 1, False)
     time.sleep(0.2)
     assert not hung.done()
-    graders.close()
+    reward.close()
     failure = "custom: error: the grader was closed"
     assert hung.result(0) == Verdict(1.0, True, failure, {"math": 1.0, "custom": 0.0})

@@ -11,7 +11,6 @@ import pytest
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, parse_recipe
 from delta_cli.recipe.loading import with_overrides
-from delta_cli.rewards.spec import RewardSpec
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.records import RecordedRun
 from delta_cli.training.setup import load_benchmarks, load_data, make_grader
@@ -131,18 +130,15 @@ def test_the_keys_of_each_arrive(model: Path, tmp_path: Path) -> None:
         {"kind": "format", "weight": 0.75},
     ]
     recipe = several(model, rewards, run__steps=1, rollout__max_tokens=13)
-    parts = make_grader(recipe).parts
-    assert [(part.name, part.weight, part.verifies) for part in parts] == [
+    terms = make_grader(recipe).terms
+    assert [(term.name, term.weight, term.verifies) for term in terms] == [
         ("length", 1.0, False),
         ("number", 1.5, True),
         ("tidy", 0.25, False),
         ("format", 0.75, False),
     ]
-    assert [(part.grader.workers, part.grader.timeout) for part in parts] == [(2, 10.0), (3, 4.5), (5, 6.5), (2, 10.0)]
-    assert [part.grader.spec for part in parts] == [
-        RewardSpec(kind=kind, pattern=pattern, form="number", limit=13)  # type: ignore[arg-type]
-        for kind, pattern in (("length", None), ("number", None), ("format", ".+c-pattern"), ("format", None))
-    ]
+    assert [term.grader.reward for term in terms] == list(recipe.rewards)
+    assert {(term.grader.max_tokens, term.grader.form) for term in terms} == {(13, "number")}
 
 
 def test_weight_of_a_single_reward(model: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from delta_cli.data.problem import Problem
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.loading import differences
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.spec import Overlong, RewardSpec
 from tests.harness import make_recipe, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -64,7 +64,7 @@ def test_overlong_shaping_is_the_scripts(length: int, penalty: float) -> None:
     """min(−(length − expected) / buffer · factor, 0) with a limit of 20,480, a buffer of 4,096 and a factor of 1."""
     expected = 20480 - 4096
     assert penalty == min(-(length - expected) / 4096 * 1.0, 0)
-    with Grader(RewardSpec(overlong=Overlong(20480, 4096)), workers=1, timeout=10.0) as grader:
+    with Grader(Reward(overlong_buffer=4096), max_tokens=20480) as grader:
         right = grader.submit(r"\boxed{5}", Problem("1", "?", "5"), length, length == 20480).result()
         wrong = grader.submit(r"\boxed{6}", Problem("1", "?", "5"), length, length == 20480).result()
     assert (right.reward, wrong.reward) == (1 + penalty, penalty)

@@ -34,7 +34,6 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
-from delta_cli.rewards.spec import RewardSpec
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
@@ -257,14 +256,14 @@ ARRIVES: dict[str, Found] = {
     ),
     "parallel.sharding": of(BackendSettings, "parallel.sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),
-    "reward.format_bonus": of(RewardSpec, "format_bonus"),
-    "reward.length_penalty": of(RewardSpec, "length_penalty"),
-    "reward.overlong_buffer": of(RewardSpec, "overlong.buffer"),
-    "reward.overlong_factor": of(RewardSpec, "overlong.factor"),
-    "reward.allow_unsandboxed": of(RewardSpec, "allow_unsandboxed"),
-    "reward.run_seconds": of(RewardSpec, "run_seconds"),
-    "reward.workers": lambda seen: one(seen.graders)[0],
-    "reward.timeout": lambda seen: one(seen.graders)[1],
+    "reward.format_bonus": lambda seen: one(seen.rewards).format_bonus,
+    "reward.length_penalty": lambda seen: one(seen.rewards).length_penalty,
+    "reward.overlong_buffer": lambda seen: one(seen.rewards).overlong_buffer,
+    "reward.overlong_factor": lambda seen: one(seen.rewards).overlong_factor,
+    "reward.allow_unsandboxed": lambda seen: one(seen.rewards).allow_unsandboxed,
+    "reward.run_seconds": lambda seen: one(seen.rewards).run_seconds,
+    "reward.workers": lambda seen: one(seen.rewards).workers,
+    "reward.timeout": lambda seen: one(seen.rewards).timeout,
     "delta.proxy": lambda seen: one([proxy.kind for _, proxy in seen.scored if proxy]),
     "delta.topk": lambda seen: one([proxy.k for _, proxy in seen.scored if proxy]),
     "delta.scope": lambda seen: "group" if seen.grouped == 4 else "batch",
@@ -351,8 +350,8 @@ def test_a_reward_of_ones_own_on_a_file_of_ones_own(values: dict[str, Any], tmp_
         "data.held_out": 0.1,
     }
     found = run(tmp_path / "run", small(values) | own)
-    spec = one(found.made[RewardSpec])
-    assert (spec.kind, spec.mode, spec.path, spec.function) == ("custom", "share", str(reward), "own")
+    spec = one(found.rewards)
+    assert (spec.kind, spec.code, spec.custom_file, spec.custom_function) == ("custom", "share", str(reward), "own")
     assert found.the(DataSpec, "source") == str(data)
     rows = list(read_lines(found.folder.rollout_file(1)))
     assert {row["reward"] for row in rows} == {0.5}

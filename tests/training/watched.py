@@ -20,8 +20,8 @@ from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coeffici
 from delta_cli.data.loading import DataSpec
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
-from delta_cli.rewards.spec import RewardSpec
 from delta_cli.runs.folder import RunFolder
 from tests.harness import Watcher, train
 
@@ -31,7 +31,7 @@ class Seen:
     """What came by in a run: records as they were made, and calls of the backend with the phase they were made in."""
 
     made: dict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    graders: list[tuple[int, float]] = field(default_factory=list)  # workers, timeout
+    rewards: list[Reward] = field(default_factory=list)  # what graders were made of
     rollouts: list[tuple[str, int, Sampling]] = field(default_factory=list)  # phase, prompts, sampling
     scored: list[tuple[Sequences, Any]] = field(default_factory=list)  # with the proxy
     rates: list[float] = field(default_factory=list)
@@ -64,13 +64,13 @@ def one(values: list[Any]) -> Any:
 
 def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
     """Have everything that is made or called noted. The backend is the exact one, whatever it is asked to be."""
-    for kind in (DataSpec, RewardSpec, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
+    for kind in (DataSpec, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
         patch.setattr(
             kind, "__init__", noting(kind.__init__, lambda self, *_, **__: seen.made[type(self)].append(self))
         )
 
-    def graded(_: Any, spec: RewardSpec, workers: int, timeout: float) -> None:
-        seen.graders.append((workers, timeout))
+    def graded(_: Any, reward: Reward, *__: Any) -> None:
+        seen.rewards.append(reward)
 
     patch.setattr(Grader, "__init__", noting(Grader.__init__, graded))
 

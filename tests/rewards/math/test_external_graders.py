@@ -7,11 +7,11 @@ import re
 import pytest
 
 from delta_cli.data.problem import Problem
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards import math_reward
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.math import external_graders
 from delta_cli.rewards.math.external_graders import math_verify_reward, public_reward
-from delta_cli.rewards.spec import RewardSpec
 
 # response, gold, then the verdicts of our verifier, math-verify and the public rule
 TABLE = [
@@ -88,7 +88,7 @@ def test_nothing_of_an_answer_is_run(answer: str) -> None:
 @pytest.mark.parametrize("kind", ["math-verify", "public"])
 def test_the_grader_uses_them_in_its_workers(kind: str) -> None:
     problem = Problem("1", "?", "50")
-    with Grader(RewardSpec(grader=kind), workers=1, timeout=60.0) as grader:  # type: ignore[arg-type]
+    with Grader(Reward(verifier=kind, workers=1, timeout=60.0)) as grader:  # type: ignore[arg-type]
         verdict = grader.submit(r"\boxed{50\%}", problem, 3, False).result()
         wrong = grader.submit(r"\boxed{51}", problem, 3, False).result()
     assert (verdict.correct, verdict.failure) == (True, None)

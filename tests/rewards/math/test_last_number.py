@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.math.last_number import last_number, number_reward
-from delta_cli.rewards.spec import RewardSpec
 from delta_cli.rewards.verifiers import check_answers
 
 FOUND = {
@@ -108,7 +108,7 @@ def test_no_number_is_the_answer(text: str) -> None:
 )
 def test_verdicts(gold: str, response: str, question: str, right: bool) -> None:
     assert number_reward(response, gold, question) == right
-    with Grader(RewardSpec(kind="number"), workers=1, timeout=20) as grader:
+    with Grader(Reward(kind="number")) as grader:
         verdict = grader.submit(response, Problem("p", question, gold), 3, False).result()
     assert (verdict.reward, verdict.correct, verdict.failure) == (float(right), right, None)
 
@@ -128,7 +128,7 @@ def test_whatever_stands_there_is_read_or_refused(text: str) -> None:
 
 
 def test_the_bonus_for_form_is_for_a_marked_number() -> None:
-    with Grader(RewardSpec(kind="number", format_bonus=0.25), workers=1, timeout=20) as grader:
+    with Grader(Reward(kind="number", format_bonus=0.25)) as grader:
         problem = Problem("p", "", "4")
         rewards = [grader.submit(text, problem, 1, False).result().reward for text in ("4", "#### 4", "#### 4 #### 4")]
     assert rewards == [1.0, 1.25, 1.0]
