@@ -30,7 +30,7 @@ from common import in_fresh_process, interleaved, median_ratio, peak_memory, sho
 from numpy.typing import ArrayLike
 
 from delta_cli.credit import output_row_features, token_coefficients
-from delta_cli.credit.features import Features
+from delta_cli.credit.features import FeatureReductions
 
 SIZES = ("10000x256", "10000x1024", "10000x4096", "100000x256", "100000x1024", "100000x4096", "1000000x256")
 RESPONSE = 250  # tokens
@@ -114,7 +114,7 @@ class Replayed:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.answers: list[np.ndarray] = []
-        self._features: Features | None = output_row_features(batch.hidden, batch.logp)
+        self._features: FeatureReductions | None = output_row_features(batch.hidden, batch.logp)
         self._next: Iterator[np.ndarray] = iter(())
         self.coefficients()
         self._features = None

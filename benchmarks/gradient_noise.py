@@ -19,15 +19,17 @@ from common import show, write
 
 from backends import registry
 from backends.interface import Learner
+from delta_cli.credit import TokenCoefficients
 from delta_cli.data import prompt_order
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
-from delta_cli.rollout.batch import RolloutBatch, roll
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.collect import sample_batch
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.seeds import derive
 from delta_cli.study.summary import over_seeds
 from delta_cli.training.setup import load_data, load_tokenizer, make_grader, template_of
-from delta_cli.training.update import Updater
+from delta_cli.training.update import ScoredBatch, Updater
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 PROMPTS, MINI_BATCHES = 64, 16
@@ -47,22 +49,23 @@ def recipe_of(seed: int, changes: tuple[str, ...] = ()) -> Recipe:
     return load_recipe(QUICKSTART, [*fixed, f"update.mini_batches={MINI_BATCHES}", *changes])
 
 
-def squared_norm(updater: Updater, batch: RolloutBatch, credit: Any, groups: Any) -> float:
+def squared_norm(updater: Updater, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Any) -> float:
     """Of the gradient of these prompts' mean; an update at the rate 0 tells it and moves nothing."""
-    surrogate = updater.surrogate(batch, credit, groups)
+    surrogate = updater.surrogate(batch, coefficients, groups)
     if not surrogate.has_gradient:
         return 0.0
-    updater.accumulate(batch, groups, surrogate)
+    updater.accumulate(batch.rollout, groups, surrogate)
     return updater.learner.step(0.0, surrogate.scale) ** 2
 
 
 def noise_of(recipe: Recipe, learner: Learner, batch: RolloutBatch) -> dict[str, float]:
     """Signal and noise of one method on a batch."""
     updater = Updater(recipe, learner)
-    credit = updater.credit(batch, updater.score(batch), 0)
+    scored = updater.score(batch)
+    coefficients = updater.credit(scored, 0)
     everything = np.arange(len(batch.problems))
-    signal = squared_norm(updater, batch, credit, everything)
-    parts = [squared_norm(updater, batch, credit, part) for part in np.array_split(everything, MINI_BATCHES)]
+    signal = squared_norm(updater, scored, coefficients, everything)
+    parts = [squared_norm(updater, scored, coefficients, part) for part in np.array_split(everything, MINI_BATCHES)]
     noise = float(np.mean(parts)) - signal
     return {"signal": signal, "noise": noise, "ratio": noise / signal}
 
@@ -76,7 +79,7 @@ def measure(seed: int) -> dict[str, dict[str, float]]:
     try:
         with make_grader(recipe) as grader:
             worker = RolloutWorker(learner, tokenizer, grader, template_of(recipe))
-            batch = roll(worker, problems, recipe.rollout, derive(seed, 0, "rollout 0")).result()
+            batch = sample_batch(worker, problems, recipe.rollout, derive(seed, 0, "rollout 0")).result()
         return {name: noise_of(recipe_of(seed, changes), learner, batch) for name, changes in METHODS.items()}
     finally:
         learner.close()

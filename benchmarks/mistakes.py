@@ -42,7 +42,8 @@ from delta_cli.credit import group_advantages
 from delta_cli.data import prompt_order
 from delta_cli.data.tasks import TaskSpec
 from delta_cli.recipe import Recipe, load_recipe
-from delta_cli.rollout.batch import RolloutBatch, roll
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.collect import sample_batch
 from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
 from delta_cli.study.summary import SeedInterval, over_seeds
@@ -63,14 +64,17 @@ def measured_run(recipe: Recipe, steps: Sequence[int]) -> Iterator[Record]:
     with TemporaryDirectory() as scratch, open_trainer(recipe, "cpu", Path(scratch) / "run", Observer()) as trainer:
         for step in range(max(steps) + 1):
             problems = prompt_order.batch(trainer.problems, step, recipe.rollout.prompts, seed)
-            batch = roll(trainer.worker, problems, trainer.recipe.rollout, derive(seed, step, "rollout 0")).result()
+            batch = sample_batch(
+                trainer.worker, problems, trainer.recipe.rollout, derive(seed, step, "rollout 0")
+            ).result()
             if step in steps:
                 yield {"seed": seed, "step": step, "accuracy": float(batch.correct.mean())} | measure(
                     trainer, batch, step
                 )
                 continue
             updater = trainer.updater
-            updater.update(batch, updater.credit(batch, updater.score(batch), step), step)
+            scored = updater.score(batch)
+            updater.update(scored, updater.credit(scored, step), step)
 
 
 def measure(trainer: Trainer, batch: RolloutBatch, step: int) -> Record:

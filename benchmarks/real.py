@@ -77,9 +77,10 @@ class Way:
     def step(self, number: int) -> None:
         """One step."""
         problems = word_problems.problems(self.updater.recipe.rollout.prompts, number)
-        seconds, batch, credit = timed_step(self.updater, self.worker, problems, number, self._rewarded)
+        seconds, scored = timed_step(self.updater, self.worker, problems, number, self._rewarded)
+        batch = scored.rollout
         assert (batch.sequences.lengths == LENGTH).all()
-        seen = (credit.advantages != 0) | isinstance(self.updater, EveryResponse)
+        seen = (scored.advantages != 0) | isinstance(self.updater, EveryResponse)
         tokens = float(batch.tokens_of_groups(seen).sum())
         trunk = self.updater.learner.parameters - self.head
         self.operations.append(2 * (trunk * tokens + self.head * float(batch.sequences.lengths[seen].sum())))

@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from backends import registry
 from backends.interface import Ids
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.credit import Surrogate
+from delta_cli.credit import Surrogate, TokenCoefficients
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.backend_settings import backend_settings
-from delta_cli.rollout.batch import RolloutBatch, roll
-from delta_cli.rollout.clock import Clock
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.collect import sample_batch
 from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.phases import PhaseClock
 from delta_cli.seeds import derive
 from delta_cli.training.setup import make_grader
-from delta_cli.training.update import Credit, Scored, Updater
+from delta_cli.training.update import ScoredBatch, Updater
 
 BYTE_TOKENS = 258  # of the tokenizer before it is extended
 PHASES = ("rollout", "reward", "score", "credit", "update")
@@ -121,13 +122,13 @@ def _extend_tokenizer(file: Path, vocabulary: int) -> None:
 class EveryResponse(Updater):
     """Scores and updates on all responses, those without advantage included, as if each had something to teach."""
 
-    def score(self, batch: RolloutBatch, every: bool = True) -> Scored:
+    def score(self, batch: RolloutBatch, every: bool = True) -> ScoredBatch:
         """One forward over the whole batch."""
         return super().score(batch, every=True)
 
-    def surrogate(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> Surrogate:
+    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids) -> Surrogate:
         """The objective, shown every response of a mini-batch that has any to learn from."""
-        found = super().surrogate(batch, credit, groups)
+        found = super().surrogate(batch, coefficients, groups)
         return _Shown(found.method, found.batch)
 
 
@@ -150,24 +151,24 @@ def timed_step(
     problems: Sequence[Problem],
     number: int,
     rewarded: Callable[[RolloutBatch], RolloutBatch],
-) -> tuple[dict[str, float], RolloutBatch, Credit]:
-    """A step as the trainer takes it, records and checkpoints left out: seconds of its phases, its batch and credit.
+) -> tuple[dict[str, float], ScoredBatch]:
+    """A step as the trainer takes it, records and checkpoints left out: seconds of its phases, and its scored batch.
 
     ``rewarded`` gives the batch the rewards of the measurement.
     """
-    clock = Clock()
+    clock = PhaseClock()
     with clock.phase("rollout"):
         seed = derive(0, number, "rollout")
-        waiting = roll(worker, problems, updater.recipe.rollout, seed, proxy=updater.drawn_proxy)
+        waiting = sample_batch(worker, problems, updater.recipe.rollout, seed, proxy=updater.sampler_proxy)
     with clock.phase("reward"):
         batch = rewarded(waiting.result())
     with clock.phase("score"):
         scored = updater.score(batch)
     with clock.phase("credit"):
-        credit = updater.credit(batch, scored, number)
+        coefficients = updater.credit(scored, number)
     with clock.phase("update"):
-        updater.update(batch, credit, number)
-    return {phase: clock.seconds[phase] for phase in PHASES}, batch, credit
+        updater.update(scored, coefficients, number)
+    return {phase: clock.seconds[phase] for phase in PHASES}, scored
 
 
 class Steps:
@@ -184,10 +185,8 @@ class Steps:
     def __call__(self) -> None:
         """One step."""
         with scheduled_rollout(self._workload.lengths):
-            seconds, batch, _ = timed_step(
-                self._updater, self._worker, self._problems, len(self.seconds), self._rewarded
-            )
-        assert np.array_equal(batch.sequences.lengths, self._workload.lengths)
+            seconds, scored = timed_step(self._updater, self._worker, self._problems, len(self.seconds), self._rewarded)
+        assert np.array_equal(scored.rollout.sequences.lengths, self._workload.lengths)
         self.seconds.append(seconds)
 
     def _rewarded(self, batch: RolloutBatch) -> RolloutBatch:

@@ -101,7 +101,7 @@ def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
     digits = np.array([tokenizer.decode([token]).isdigit() for token in ids], bool)[inverse]
     mistakes = np.full(len(batch.texts), -1, np.int64)
     results = np.zeros(len(tokens), bool)
-    for row in np.flatnonzero(~batch.correct & np.isin(batch.groups, batch.mixed_groups())):
+    for row in np.flatnonzero(~batch.correct & np.isin(batch.groups, batch.mixed_groups)):
         own = batch.sequences.response(int(row))
         character = tasks.first_error(batch.problems[row // batch.samples], batch.texts[row], task)
         if character is None or not len(own):
@@ -186,10 +186,9 @@ def token_weights(learner: Learner, batch: RolloutBatch, step: int) -> dict[str,
 def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Doubles:
     """Make the step's updates and return FIPO's weights [N] after them; before, they are all 1."""
     scored = updater.score(batch, every=True)
-    credit = updater.credit(batch, scored, step)
-    updater.update(batch, credit, step)
+    updater.update(scored, updater.credit(scored, step), step)
     moved = np.asarray(updater.learner.score(batch.sequences).logprobs, np.float64)
     delta = np.clip(moved - scored.scores.logprobs, -20, 20)
     lengths = batch.sequences.lengths
-    weights, _ = future_kl_weights(delta, np.repeat(credit.advantages, lengths), lengths, method("fipo"))
+    weights, _ = future_kl_weights(delta, np.repeat(scored.advantages, lengths), lengths, method("fipo"))
     return weights

@@ -10,7 +10,7 @@ from scipy import stats
 from backends.arrays import Doubles
 from backends.interface import Ids
 from delta_cli.credit import group_advantages, token_coefficients
-from delta_cli.credit.features import Features
+from delta_cli.credit.features import FeatureReductions
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Stability:
 
 
 def stability(
-    features: Features,
+    features: FeatureReductions,
     rewards: Doubles,
     groups: Ids,
     starts: Ids,

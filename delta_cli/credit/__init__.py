@@ -6,7 +6,7 @@ trainer can call them with arrays of its own.
 
 from delta_cli.credit.advantages import group_advantages
 from delta_cli.credit.coefficients import CoefficientSettings, TokenCoefficients, token_coefficients
-from delta_cli.credit.features import DenseFeatures, Features, output_row_features
+from delta_cli.credit.features import DenseFeatures, FeatureReductions, output_row_features
 from delta_cli.credit.methods import PRESETS, Method, method
 from delta_cli.credit.surrogate import MiniBatch, Surrogate, policy_loss
 
@@ -14,7 +14,7 @@ __all__ = [
     "PRESETS",
     "CoefficientSettings",
     "DenseFeatures",
-    "Features",
+    "FeatureReductions",
     "Method",
     "MiniBatch",
     "Surrogate",

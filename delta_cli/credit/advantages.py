@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from backends.arrays import Bools, Doubles, Ids
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Bools, Doubles, Ids
+
 
 AdvantageKind = Literal["group_normalised", "mean_removed", "leave_one_out"]
 ADVANTAGES: tuple[str, ...] = get_args(AdvantageKind)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backends.arrays import Doubles
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Doubles
 
 
 def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> Doubles:

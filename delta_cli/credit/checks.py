@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from backends.arrays import Doubles, Ids
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Doubles, Ids
+
 
 _HOST = 1  # kDLCPU of DLPack
 

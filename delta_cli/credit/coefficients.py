@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.checks import check_choices, check_layout
-from delta_cli.credit.features import Features
-from delta_cli.credit.shared import Ranks, share
+from delta_cli.credit.distributed import Ranks, gather_batch
+from delta_cli.credit.features import FeatureReductions
+
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Bools, Doubles, Ids
+
 
 ScoreKind = Literal["sigmoid", "hard", "random"]
 ContrastKind = Literal["between", "within"]
@@ -38,13 +41,13 @@ _WEISZFELD = 16  # steps towards the median: its margins to 0.2 % of their devia
 _FLOOR = 1e-8  # of the centroids' denominators and of the margins' variance
 
 
-class GroupedFeatures(Features, Protocol):
+class SliceableFeatures(FeatureReductions, Protocol):
     """What ``groups`` and ``contrast = "within"`` ask of features beyond the two reductions."""
 
     def squared_norms(self) -> Doubles:
         """‖v_t‖² for every token, [N]."""
 
-    def slice(self, start: int, stop: int) -> GroupedFeatures:
+    def slice(self, start: int, stop: int) -> SliceableFeatures:
         """The features of tokens start:stop."""
 
 
@@ -129,7 +132,7 @@ class TokenCoefficients:
 
 
 def token_coefficients(
-    features: Features,
+    features: FeatureReductions,
     advantages: ArrayLike,
     starts: ArrayLike,
     *,
@@ -163,13 +166,13 @@ def token_coefficients(
     group_ids = None if groups is None else np.asarray(groups)
     if ranks is None or ranks.size == 1:
         return _coefficients(features, advantages, starts, settings, group_ids, rng)
-    batch = share(features, advantages, starts, group_ids, rows, ranks)
+    batch = gather_batch(features, advantages, starts, group_ids, rows, ranks)
     found = _coefficients(batch.features, batch.advantages, batch.starts, settings, batch.groups, rng)
     return found.select(batch.index)
 
 
 def _coefficients(
-    features: Features,
+    features: FeatureReductions,
     advantages: Doubles,
     starts: Ids,
     settings: CoefficientSettings,
@@ -192,7 +195,7 @@ def _coefficients(
 
 
 def _contrast(
-    features: Features, advantages: Doubles, settings: CoefficientSettings, rng: np.random.Generator
+    features: FeatureReductions, advantages: Doubles, settings: CoefficientSettings, rng: np.random.Generator
 ) -> TokenCoefficients:
     """Scores of tokens under one pair of centroids; ``weights`` are lambda, not yet normalised."""
     sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
@@ -226,7 +229,7 @@ def _degenerate(counts: Doubles) -> str | None:
     return "no response has a positive advantage" if negative else "every advantage is zero"
 
 
-def _centroids(features: Features, masses: Doubles, settings: CoefficientSettings) -> Doubles:
+def _centroids(features: FeatureReductions, masses: Doubles, settings: CoefficientSettings) -> Doubles:
     centroids = _means(features, masses)
     if settings.centroid == "median":
         norms = features.squared_norms()  # type: ignore[attr-defined]
@@ -236,13 +239,13 @@ def _centroids(features: Features, masses: Doubles, settings: CoefficientSetting
     return centroids
 
 
-def _means(features: Features, masses: Doubles) -> Doubles:
+def _means(features: FeatureReductions, masses: Doubles) -> Doubles:
     totals = masses.sum(axis=1)
     directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
     return np.asarray(directions, np.float64)
 
 
-def _margins(features: Features, centroids: Doubles, members: Bools, settings: CoefficientSettings) -> Doubles:
+def _margins(features: FeatureReductions, centroids: Doubles, members: Bools, settings: CoefficientSettings) -> Doubles:
     positive, negative = centroids
     if settings.contrast == "within":
         norms = features.squared_norms()  # type: ignore[attr-defined]
@@ -281,7 +284,7 @@ def _scores(
 
 
 def _contrast_groups(
-    features: Features,
+    features: FeatureReductions,
     advantages: Doubles,
     starts: Ids,
     groups: Ids,
@@ -310,7 +313,7 @@ def _contrast_groups(
 
 
 def _contrast_shards(
-    features: Features,
+    features: FeatureReductions,
     advantages: Doubles,
     shards: Ids,
     settings: CoefficientSettings,

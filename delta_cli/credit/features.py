@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from backends.arrays import Floats, Ids
 from delta_cli.credit.checks import as_numpy
+
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Floats, Ids
+
 
 _CHUNK_BYTES = 2**20  # of float64: a chunk stays in one core's cache, and below what BLAS would wake threads for
 
 
-class Features(Protocol):
+class FeatureReductions(Protocol):
     """Proxies v [N, H] of the response tokens, flat and in order.
 
     A direction is an array of any one shape; the core adds, scales and multiplies directions
@@ -116,7 +119,7 @@ class JoinedFeatures:
             part.close()
 
 
-class ChosenFeatures:
+class SelectedFeatures:
     """The features of some of M tokens, those at ``places``, ascending."""
 
     def __init__(self, features: Any, places: Ids, count: int) -> None:
@@ -142,11 +145,11 @@ class ChosenFeatures:
         found: Floats = self._features.squared_norms()[self._places]
         return found
 
-    def slice(self, start: int, stop: int) -> ChosenFeatures:
+    def slice(self, start: int, stop: int) -> SelectedFeatures:
         """The features of tokens start:stop."""
         places = self._places[start:stop]
         first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-        return ChosenFeatures(self._features.slice(first, last), places - first, last - first)
+        return SelectedFeatures(self._features.slice(first, last), places - first, last - first)
 
     def close(self) -> None:
         """Free all M."""

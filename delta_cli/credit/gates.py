@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.methods import Method
+
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Bools, Doubles, Ids
+
 
 MAX_LOG_RATIO = 20.0
 

@@ -8,16 +8,18 @@ mini-batch, over micro-batches or over processes, changes nothing beyond roundin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from backends.arrays import Bools, Doubles, Ids
 from delta_cli.credit.checks import check_layout
 from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
 from delta_cli.credit.methods import Method
 from delta_cli.credit.methods import method as find_method
+
+if TYPE_CHECKING:  # the core itself needs nothing but numpy
+    from backends.arrays import Bools, Doubles, Ids
 
 
 @dataclass(frozen=True)

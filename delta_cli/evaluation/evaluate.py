@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
-
 from delta_cli import __version__
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
@@ -178,9 +176,9 @@ def _draw(
 ) -> list[list[SampledResponse]]:
     """Graded responses [P][k]; ``report`` hears how many are drawn."""
     sampling = settings.sampling(worker.tokenizer, seed)
-    drawn = worker.draw(problems, sampling, lambda done, _: report(done), interrupt).result()
-    found = drawn.completions
-    graded = zip(drawn.texts, np.diff(found.starts).tolist(), found.truncated.tolist(), drawn.verdicts, strict=True)
+    batch = worker.sample(problems, sampling, lambda done, _: report(done), interrupt).result()
+    lengths = batch.sequences.lengths.tolist()
+    graded = zip(batch.texts, lengths, batch.truncated.tolist(), batch.verdicts, strict=True)
     return [
         [_response(problem, sample, *next(graded), settings) for sample in range(settings.samples)]
         for problem in problems

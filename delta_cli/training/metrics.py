@@ -14,6 +14,7 @@ from backends.arrays import Doubles
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
+from delta_cli.training.update import ScoredBatch
 
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         **{f"reward_{name}": float(rewards.mean()) for name, rewards in batch.each_reward.items()},
         "accuracy": float(batch.correct.mean()),
         "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
-        "zero_variance_groups": 1 - len(batch.mixed_groups()) / len(batch.problems),
+        "zero_variance_groups": 1 - len(batch.mixed_groups) / len(batch.problems),
         "prompts_drawn": drawn,
         "batch_filled": len(batch.problems) / wanted,
         "response_length_mean": float(lengths.mean()),
@@ -34,8 +35,19 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
     }
 
 
+def describe_scores(batch: ScoredBatch) -> dict[str, Any]:
+    """Metrics of entropies, and of the gap between the sampler's log-probabilities and the trainer's."""
+    gap = np.abs(np.asarray(batch.scores.logprobs, np.float64) - batch.rollout.engine_logprobs)[batch.scored]
+    return {
+        "entropy_mean": float(np.mean(batch.scores.entropies, dtype=np.float64)),
+        "engine_gap_mean": float(gap.mean()) if len(gap) else None,
+        "engine_gap_max": float(gap.max()) if len(gap) else None,
+        "scored": float(batch.scored.mean()),
+    }
+
+
 def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) -> dict[str, Any]:
-    """Numbers of DelTA's coefficients under the advantages of the tokens [N]."""
+    """Metrics of DelTA's coefficients, by the sign of each token's advantage [N]."""
     weights = coefficients.weights
     positive, negative = advantages > 0, advantages < 0
 

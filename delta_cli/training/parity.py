@@ -94,9 +94,9 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
     try:
         updater = Updater(recipe, learner)
         scored = updater.score(batch, every=True)
-        credit = updater.credit(batch, scored, 0)
+        coefficients = updater.credit(scored, 0)
         everything = np.arange(len(batch.problems))
-        surrogate = updater.surrogate(batch, credit, everything)
+        surrogate = updater.surrogate(scored, coefficients, everything)
         before = _weights(learner)
         loss = updater.accumulate(batch, everything, surrogate) * surrogate.scale
         learner.step(_EPSILON * _LENGTH, surrogate.scale)
@@ -107,7 +107,7 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
     return Replay(
         np.asarray(scored.scores.logprobs, np.float64),
         np.asarray(scored.scores.entropies, np.float64),
-        credit.coefficients.weights,
+        coefficients.weights,
         loss,
         gradient,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,23 +13,24 @@ import numpy as np
 
 from backends.collective import any_of, from_first
 from backends.interface import Learner, PublishedWeights
+from delta_cli.credit import TokenCoefficients
 from delta_cli.data.problem import Problem
-from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import Interrupted, StopRequested, UserError
 from delta_cli.evaluation.evaluate import Benchmark, run_benchmark
 from delta_cli.evaluation.results import BenchmarkResult, EvaluationSettings, average
 from delta_cli.recipe import Recipe, to_toml
 from delta_cli.rollout.batch import RolloutBatch
-from delta_cli.rollout.clock import Clock
-from delta_cli.rollout.collect import Batch, Batches
+from delta_cli.rollout.collect import BatchCollector
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.checkpoint import State
 from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing_steps, read_lines, writing
 from delta_cli.runs.observer import Example, Notice, Observer
+from delta_cli.runs.phases import PhaseClock
 from delta_cli.training import tripwires
-from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, swapped
-from delta_cli.training.update import Credit, Updater
+from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, describe_scores, swapped
+from delta_cli.training.rollout_records import rollout_records
+from delta_cli.training.update import ScoredBatch, Updater
 
 NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stops
 
@@ -48,12 +49,12 @@ class Trainer:
     observer: Observer
     stop_asked: Callable[[], bool] = lambda: False
     state: State = field(default_factory=lambda: State(0, 0))
-    clock: Clock = field(default_factory=Clock)
+    clock: PhaseClock = field(default_factory=PhaseClock)
 
     def __post_init__(self) -> None:
-        self.ranks = self.worker.collective
+        self.ranks = self.worker.ranks
         self.updater = Updater(self.recipe, self.learner, self.ranks)
-        self.batches = Batches(
+        self.collector = BatchCollector(
             self.recipe,
             self.learner,
             self.worker,
@@ -61,7 +62,7 @@ class Trainer:
             self.observer,
             self._interrupt,
             self._check_stop,
-            self.updater.drawn_proxy,
+            self.updater.sampler_proxy,
         )
         self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare with
         self._noticed: set[str] = set()
@@ -89,7 +90,7 @@ class Trainer:
                 self._save()
             raise Interrupted(self.state.step, self.clock.dropped) from None
         finally:
-            self.batches.close()
+            self.collector.close()
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
@@ -107,48 +108,51 @@ class Trainer:
             self._step()
 
     def _step(self) -> None:
-        """One batch of rollouts and the updates on it."""
+        """Collect one batch, update on it, and record the step."""
         number = self.state.step  # steps done before this one
-        collected = self._collect(number)
-        batch, draws = collected.batch, collected.draws
+        batch, waited = self._collect(number)
+        staleness = self.learner.version - batch.version
         with self.clock.phase("score"):
             self.observer.phase("score")
             scored = self.updater.score(batch)
         with self.clock.phase("credit"):
-            credit = self.updater.credit(batch, scored, number)
+            coefficients = self.updater.credit(scored, number)
         self._check_stop()
         with self.clock.phase("update"):
             self.observer.phase("update")
-            updates = self.updater.update(batch, credit, number)
+            updates = self.updater.update(scored, coefficients, number)
             if not self.recipe.engine.async_steps:
                 self._publish()
 
-        self.state = replace(self.state, step=number + 1, draws=self.state.draws + draws)
+        self.state = replace(self.state, step=number + 1, draws=self.state.draws + batch.draws)
         record: JsonObject = {"step": number + 1}
         prompts = self.recipe.rollout.prompts
-        record |= describe_batch(batch, draws * prompts, prompts)
-        record |= self._describe_scores(batch, credit) | collected.record()
+        record |= describe_batch(batch, batch.draws * prompts, prompts)
+        record |= describe_scores(scored)
+        if self.updater.proxy:
+            record |= describe_coefficients(coefficients, np.repeat(scored.advantages, batch.sequences.lengths))
+        record |= {"staleness": staleness} | ({} if waited is None else {"seconds_waited": waited})
         record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
         stopped = False
         if self._due(self.recipe.evaluation.every):
             try:
                 record["eval_accuracy"] = self._evaluate(number + 1)
             except StopRequested:
-                stopped = True  # the step is done: its evaluation is made up for on resume
-        self._keep(record, batch, credit)
+                stopped = True  # the step itself is done; resume runs the missing evaluation
+        self._keep(record, scored, coefficients)
         self._guard(updates.nonfinite > 0 and not updates.norms)
         if stopped:
             raise StopRequested
         if self._due(self.recipe.checkpoint.every) or self._is_best(record):
             self._save(record)
 
-    def _collect(self, number: int) -> Batch:
-        """The step's batch. With engine.async_steps the next one starts now, from the present weights."""
-        found = self.batches.take(number, self.state.draws, self.clock)
+    def _collect(self, number: int) -> tuple[RolloutBatch, float | None]:
+        """The step's batch and the seconds waited for it; starts the next one with engine.async_steps."""
+        batch, waited = self.collector.take(number, self.state.draws, self.clock)
         self._check_stop()
         if self.recipe.engine.async_steps and number + 1 < self.recipe.run.steps:
-            self.batches.begin(number + 1, self.state.draws + found.draws, self._new_weights())
-        return found
+            self.collector.start_next(number + 1, self.state.draws + batch.draws, self._new_weights())
+        return batch, waited
 
     def _publish(self) -> None:
         """Have the sampler draw from the present weights."""
@@ -161,24 +165,12 @@ class Trainer:
         sampler = self.worker.sampler
         return None if sampler.version == self.learner.version else self.learner.publish(sampler.inbox)
 
-    def _describe_scores(self, batch: RolloutBatch, credit: Credit) -> JsonObject:
-        scores = credit.scored.scores
-        scored = credit.scored.tokens
-        gap = np.abs(np.asarray(scores.logprobs, np.float64) - batch.engine_logprobs)[scored]
-        per_token = np.repeat(credit.advantages, batch.sequences.lengths)
-        return {
-            "entropy_mean": float(np.mean(scores.entropies, dtype=np.float64)),
-            "engine_gap_mean": float(gap.mean()) if len(gap) else None,
-            "engine_gap_max": float(gap.max()) if len(gap) else None,
-            "scored": float(scored.mean()),
-        } | (describe_coefficients(credit.coefficients, per_token) if self.updater.proxy else {})
-
-    def _keep(self, record: JsonObject, batch: RolloutBatch, credit: Credit) -> None:
-        """Write the step's line, its rollouts and its notices, and tell the observer."""
+    def _keep(self, record: JsonObject, batch: ScoredBatch, coefficients: TokenCoefficients) -> None:
+        """Write the step's metrics, rollouts and notices, and inform the observer."""
         every = self.recipe.checkpoint.rollouts_every
         with self.clock.phase("save"):
             if every and record["step"] % every == 0:
-                self.folder.write_rollouts(record["step"], rollout_records(batch, credit, self.worker.tokenizer))
+                self.folder.write_rollouts(record["step"], rollout_records(batch, coefficients, self.worker.tokenizer))
         record |= {"peak_memory": self.learner.peak_memory(), "swapped": swapped()} | self.clock.record()
         record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
@@ -187,7 +179,7 @@ class Trainer:
         record |= {k: None for k, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
         self.folder.append(self.folder.metrics, record)
         self._first = self._first or record
-        self.observer.step(record, _examples(batch))
+        self.observer.step(record, _examples(batch.rollout))
         for notice in tripwires.fired(record, self._first, self._noticed, half=self.recipe.model.dtype != "float32"):
             self._notice(notice)
 
@@ -199,7 +191,7 @@ class Trainer:
         """Accuracy over the problems of all benchmarks, recorded."""
         settings = self.evaluation
         with self.clock.phase("evaluate"):
-            self.batches.settle()
+            self.collector.wait_until_idle()
             self._publish()
             total = sum(len(benchmark.problems) for benchmark in self.benchmarks)
             self.observer.phase("evaluate", total * settings.samples)
@@ -329,37 +321,6 @@ class Trainer:
                 f"{found or 'none yet'}; go on from it with --resume --set update.learning_rate=… (lower), or start "
                 'again with model.dtype = "float32"'
             )
-
-
-def rollout_records(batch: RolloutBatch, credit: Credit, tokenizer: Tokenizer) -> Iterator[JsonObject]:
-    """A line for each response: texts, ids, reward, advantage, and the numbers of every token."""
-    scores, starts = credit.scored.scores, batch.sequences.starts
-    columns = {
-        "logprobs": scores.logprobs,
-        "entropies": scores.entropies,
-        "coefficients": credit.coefficients.weights,
-        "margins": credit.coefficients.margins,
-    }
-    rounded = {name: np.round(np.asarray(values, np.float64), 6).tolist() for name, values in columns.items()}
-    for row, (text, verdict) in enumerate(zip(batch.texts, batch.verdicts, strict=True)):
-        group = row // batch.samples
-        problem, prompt = batch.problems[group], batch.sequences.prompts[row]
-        first, last = int(starts[row]), int(starts[row + 1])
-        yield {
-            "group": group,
-            "problem": problem.id,
-            "prompt": tokenizer.decode(prompt, skip_special=False),
-            "prompt_ids": prompt.tolist(),
-            "response": text,
-            "tokens": batch.sequences.tokens[first:last].tolist(),
-            "answer": problem.answer,
-            "reward": verdict.reward,
-            **({"rewards": dict(verdict.parts)} if verdict.parts else {}),
-            "correct": verdict.correct,
-            "failure": verdict.failure,
-            "advantage": float(credit.advantages[row]),
-            "truncated": bool(batch.truncated[row]),
-        } | {name: values[first:last] for name, values in rounded.items()}
 
 
 def _machine(learner: Learner) -> str:

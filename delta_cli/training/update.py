@@ -25,7 +25,7 @@ from backends.interface import (
 from delta_cli.assets import model_path
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
 from delta_cli.credit.blame import blame_weights
-from delta_cli.credit.shared import SharedFeatures, whole
+from delta_cli.credit.distributed import DistributedFeatures, scatter_sum
 from delta_cli.credit.surrogate import Totals
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -36,25 +36,18 @@ from delta_cli.training.blame import blamed_tokens
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A batch under the policy that is about to be updated.
+class ScoredBatch:
+    """A rollout batch with advantages, and what the policy before the update says about its tokens.
 
-    Tokens that were not scored, because nothing is learned from them, have the numbers of the engine that drew
-    them; where that tells no entropies, −log-probability, whose mean is theirs.
+    Tokens outside ``scored`` keep the sampler's numbers, because nothing is learned from them. If the sampler
+    returned no entropies, their entropy is −log-probability, which has the same mean.
     """
 
-    scores: Scores
-    reference_logp: Floats | None  # [N], with a KL term
-    tokens: Bools  # [N] that were scored
-
-
-@dataclass(frozen=True)
-class Credit:
-    """What a batch is updated with, fixed for every mini-batch and epoch on it."""
-
+    rollout: RolloutBatch
     advantages: Doubles  # [R]
-    scored: Scored
-    coefficients: TokenCoefficients  # weights 1 where the method gives none
+    scores: Scores  # old log-probs, entropies and features of N tokens
+    reference_logprobs: Floats | None  # [N], only with a KL term
+    scored: Bools  # [N] True: a forward pass computed the scores
 
 
 @dataclass
@@ -87,140 +80,155 @@ class Updates:
 
 
 class Updater:
-    """The algorithm of a recipe on a learner. Every rank knows the whole batch and computes its own groups of it."""
+    """The algorithm of a recipe on a learner.
 
-    def __init__(self, recipe: Recipe, learner: Learner, collective: Collective = SOLO) -> None:
+    Every rank knows the whole batch; it computes forward and backward passes for its own share of the groups.
+    """
+
+    def __init__(self, recipe: Recipe, learner: Learner, ranks: Collective = SOLO) -> None:
         self.recipe = recipe
         self.learner = learner
-        self.collective = collective
+        self.ranks = ranks
         self.method = recipe.method.resolve()
-        self.temperatures: tuple[float, float] | None = None  # with delta.temperature = first: that step's
-        self.unscored = True
-        self._tokenizer: Tokenizer | None = None  # loaded where the credit reads texts
+        self.temperatures: tuple[float, float] | None = None  # of the first step, with delta.temperature = "first"
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
+        self._checked = False  # whether log-probabilities have been checked for NaN
+        self._tokenizer: Tokenizer | None = None  # loaded on first use, only for method.blame
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """What a run that goes on needs to know of the metrics of its steps before."""
+        """Restore what a resumed run needs from the metrics of its earlier steps."""
         if self.recipe.delta.temperature == "first":
             pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
             self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
 
     @property
-    def drawn_proxy(self) -> Proxy | None:
-        """The proxy whose features are to be kept as responses are drawn."""
+    def sampler_proxy(self) -> Proxy | None:
+        """The proxy whose features the sampler should keep while it samples."""
         return self.proxy if self.recipe.scores_as_drawn else None
 
-    def score(self, batch: RolloutBatch, every: bool = False) -> Scored:
-        """Log-probabilities, entropies and, where the method needs them, features.
+    # ------------------------------------------------------------------------------- scoring
 
-        Where the recipe scores as drawn, those that the engine had in hand when it drew, unless it has not kept all
-        that are needed. Else of one forward over the responses that have an advantage: no other adds to a centroid, to
-        the loss or to its gradient, unless the method itself looks at all of them, or ``every`` one is asked for.
+    def score(self, batch: RolloutBatch, every: bool = False) -> ScoredBatch:
+        """Advantages, old log-probs, entropies and, if the method needs them, features.
+
+        Reuses the sampler's numbers if the recipe asks for that and all of them were kept; otherwise runs one forward
+        pass over the responses that have an advantage. No other response adds to a centroid, the loss or its gradient,
+        unless the method itself reads all of them or ``every`` is set.
         """
-        taken = self.recipe.scores_as_drawn and not every and self._drawn(batch)
-        wanted = np.full(len(batch.sequences), every) | self._needed(batch)
-        groups = self._share(batch.tokens_of_groups(wanted))
-        rows = batch.rows(groups)
+        advantages = group_advantages(batch.rewards, batch.groups, self.method.advantage)
+        reuse = self.recipe.scores_as_drawn and not every and self._kept_by_sampler(batch)
+        wanted = np.full(len(batch.sequences), every or self._reads_all_responses) | (advantages != 0)
+        rows = batch.rows(self._own_groups(batch.tokens_of_groups(wanted)))
         rows = rows[wanted[rows]]
         index = token_index(batch.sequences.starts, rows)
         reference = None
         if self.recipe.update.kl_coefficient:
-            reference = self._whole(self.learner.reference(batch.sequences.select(rows)), index, batch)
-        if taken:
-            scored = Scored(self._as_drawn(batch), reference, np.zeros(len(batch.sequences.tokens), dtype=bool))
+            own_reference = self.learner.reference(batch.sequences.select(rows))
+            reference = self._from_all_ranks(own_reference, index, batch)
+        if reuse:
+            scores, scored = self._sampler_scores(batch), np.zeros(len(batch.sequences.tokens), dtype=bool)
         else:
-            scores = self._fresh(batch, rows, index)
-            scored = Scored(scores, reference, np.repeat(wanted, batch.sequences.lengths))
-        if self.unscored and not np.isfinite(scored.scores.logprobs).all():  # the same on all ranks
-            raise UserError(
-                f"{self.recipe.model.path}: the first log-probabilities are no numbers, so neither are the weights or "
-                'what is computed with them; get the model again, or set model.dtype = "float32"'
-            )
-        self.unscored = False
-        return scored
+            scores, scored = self._forward(batch, rows, index), np.repeat(wanted, batch.sequences.lengths)
+        self._check_finite(scores)
+        return ScoredBatch(batch, advantages, scores, reference, scored)
 
-    def _drawn(self, batch: RolloutBatch) -> bool:
-        """Whether all that scoring would tell was kept when the batch was drawn."""
+    @property
+    def _reads_all_responses(self) -> bool:
+        """Whether responses without an advantage matter too."""
+        method = self.method
+        by_method = method.credit == "entropy" or method.aggregation == "micro_batch_mean"
+        return by_method or self.recipe.update.kl_coefficient > 0
+
+    def _kept_by_sampler(self, batch: RolloutBatch) -> bool:
         return batch.engine_entropies is not None and (self.proxy is None or batch.features is not None)
 
-    def _as_drawn(self, batch: RolloutBatch) -> Scores:
+    def _sampler_scores(self, batch: RolloutBatch) -> Scores:
         features: Features | None = None
         if batch.features is not None:
             index = token_index(batch.sequences.starts, batch.features.rows)
-            features = SharedFeatures(batch.features.features, index, len(batch.sequences.tokens), self.collective)
+            count = len(batch.sequences.tokens)
+            features = DistributedFeatures(batch.features.features, index, count, self.ranks)
         assert batch.engine_entropies is not None
         return Scores(batch.engine_logprobs, batch.engine_entropies, features)
 
-    def _fresh(self, batch: RolloutBatch, rows: Ids, index: Ids) -> Scores:
-        """One forward, on this rank over ``rows``, with tokens at ``index``; of the others the engine's numbers."""
+    def _forward(self, batch: RolloutBatch, rows: Ids, index: Ids) -> Scores:
+        """Scores from one forward pass of this rank over ``rows``, whose tokens are at ``index``.
+
+        Tokens that no rank scores keep the sampler's numbers.
+        """
         if batch.features is not None:
             batch.features.features.close()
         own = self.learner.score(batch.sequences.select(rows), self.proxy)
-        known = whole(np.ones(len(index)), index, len(batch.sequences.tokens), self.collective) > 0
+        known = scatter_sum(np.ones(len(index)), index, len(batch.sequences.tokens), self.ranks) > 0
         features: Features | None = own.features
-        if own.features is not None and not (self.collective.size == 1 and known.all()):
-            features = SharedFeatures(own.features, index, len(known), self.collective)
-        surprise = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
+        if own.features is not None and not (self.ranks.size == 1 and known.all()):
+            features = DistributedFeatures(own.features, index, len(known), self.ranks)
+        surprisal = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
         return Scores(
-            np.where(known, self._whole(own.logprobs, index, batch), batch.engine_logprobs),
-            np.where(known, self._whole(own.entropies, index, batch), surprise),
+            np.where(known, self._from_all_ranks(own.logprobs, index, batch), batch.engine_logprobs),
+            np.where(known, self._from_all_ranks(own.entropies, index, batch), surprisal),
             features,
         )
 
-    def _needed(self, batch: RolloutBatch) -> Bools:
-        """Which responses must be scored, [R]."""
-        method = self.method
-        if self.recipe.update.kl_coefficient or method.credit == "entropy" or method.aggregation == "micro_batch_mean":
-            return np.ones(len(batch.sequences), dtype=bool)
-        found: Bools = group_advantages(batch.rewards, batch.groups, method.advantage) != 0
-        return found
+    def _check_finite(self, scores: Scores) -> None:
+        """Raise UserError if the first log-probabilities are not finite; every rank sees the same ones."""
+        if not self._checked and not np.isfinite(scores.logprobs).all():
+            raise UserError(
+                f"{self.recipe.model.path}: the first log-probabilities are not finite, so the weights are damaged or "
+                'the compute overflows; download the model again, or set model.dtype = "float32"'
+            )
+        self._checked = True
 
-    def credit(self, batch: RolloutBatch, scored: Scored, step: int) -> Credit:
-        """Advantages and token weights; the features are closed afterwards."""
-        scores = scored.scores
-        advantages = group_advantages(batch.rewards, batch.groups, self.method.advantage)
-        if scores.features is None:
-            ones, zeros = np.ones(len(scores.logprobs)), np.zeros(len(scores.logprobs))
-            return Credit(advantages, scored, self._blamed(batch, advantages, TokenCoefficients(ones, zeros, zeros)))
+    # -------------------------------------------------------------------------------- credit
+
+    def credit(self, batch: ScoredBatch, step: int) -> TokenCoefficients:
+        """The weight of every token, fixed for all updates on the batch. Closes the features."""
+        features = batch.scores.features
+        if features is None:
+            ones, zeros = np.ones(len(batch.scores.logprobs)), np.zeros(len(batch.scores.logprobs))
+            return self._with_blame(batch, TokenCoefficients(ones, zeros, zeros))
         fixed = {} if self.temperatures is None else {"temperature": self.temperatures}
         try:
             coefficients = token_coefficients(
-                scores.features,
-                advantages,
-                batch.sequences.starts,
-                groups=batch.groups if self.recipe.delta.scope == "group" else None,
+                features,
+                batch.advantages,
+                batch.rollout.sequences.starts,
+                groups=batch.rollout.groups if self.recipe.delta.scope == "group" else None,
                 rng=generator(self.recipe.run.seed, step, "coefficients"),
                 **asdict(self.recipe.delta.resolve()) | fixed,
             )
         finally:
-            scores.features.close()
+            features.close()
         if self.recipe.delta.temperature == "first" and coefficients.degenerate is None:
             self.temperatures = self.temperatures or coefficients.temperatures
-        return Credit(advantages, scored, self._blamed(batch, advantages, coefficients))
+        return self._with_blame(batch, coefficients)
 
-    def _blamed(self, batch: RolloutBatch, advantages: Doubles, coefficients: TokenCoefficients) -> TokenCoefficients:
-        """With method.blame the coefficients times those of blame, with mean 1 again."""
+    def _with_blame(self, batch: ScoredBatch, coefficients: TokenCoefficients) -> TokenCoefficients:
+        """With method.blame: the coefficients times the blame weights, rescaled to mean 1."""
         if self.recipe.method.blame == "none":
             return coefficients
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.load(model_path(self.recipe.model.path))
-        marks = blamed_tokens(batch, advantages, self._tokenizer)
-        weights = coefficients.weights * blame_weights(marks, batch.sequences.starts)
+        marks = blamed_tokens(batch.rollout, batch.advantages, self._tokenizer)
+        weights = coefficients.weights * blame_weights(marks, batch.rollout.sequences.starts)
         return replace(coefficients, weights=weights / weights.mean() if weights.any() else weights)
 
-    def update(self, batch: RolloutBatch, credit: Credit, step: int) -> Updates:
+    # ------------------------------------------------------------------------------- updates
+
+    def update(self, batch: ScoredBatch, coefficients: TokenCoefficients, step: int) -> Updates:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
-        probe = _shortest(batch)
+        probe = _shortest_response(batch.rollout)
         before: Floats = np.zeros(0)
-        for groups in self._mini_batches(len(batch.problems), step):
-            surrogate = self.surrogate(batch, credit, groups)
+        for groups in self._mini_batches(len(batch.rollout.problems), step):
+            surrogate = self.surrogate(batch, coefficients, groups)
             if not surrogate.has_gradient:
                 done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
                 continue
             if not done.totals:
                 before = self.learner.score(probe).logprobs
-            self._update_on(batch, groups, surrogate, settings.rate(step, self.recipe.run.steps), done)
+            loss = self.accumulate(batch.rollout, groups, surrogate)
+            self._step(loss, surrogate, settings.rate(step, self.recipe.run.steps), done)
         if done.norms:
             done.probe_logprob_change = float(np.abs(self.learner.score(probe).logprobs - before).max(initial=0.0))
         return done
@@ -233,9 +241,8 @@ class Updater:
                 generator(self.recipe.run.seed, step, f"mini-batches {epoch}").shuffle(order)
             yield from (part for part in np.array_split(order, self.recipe.update.mini_batches) if len(part))
 
-    def _update_on(self, batch: RolloutBatch, groups: Ids, surrogate: Surrogate, rate: float, done: Updates) -> None:
-        loss = self.accumulate(batch, groups, surrogate)
-        # A gradient that is not finite updates nothing, and neither does one of a loss that is not.
+    def _step(self, loss: float, surrogate: Surrogate, rate: float, done: Updates) -> None:
+        """Move the weights along the accumulated gradient, unless it or the loss is not finite."""
         norm = self.learner.step(rate, surrogate.scale if np.isfinite(loss) else np.nan)
         if np.isfinite(norm):
             done.losses.append(loss * surrogate.scale)
@@ -246,59 +253,60 @@ class Updater:
         done.totals.append(surrogate.totals)
 
     def accumulate(self, batch: RolloutBatch, groups: Ids, surrogate: Surrogate) -> float:
-        """Add the gradient of the mini-batch of these prompts; its loss, and in the surrogate its totals.
+        """Add the gradient of the mini-batch of prompts ``groups`` and return its loss.
 
-        Responses that add nothing to it are left out of the forward.
+        Leaves responses that contribute nothing out of the forward pass. Adds up ``surrogate.totals`` over ranks.
         """
         rows = batch.rows(groups)
         wanted = np.zeros(len(batch.sequences), dtype=bool)
         wanted[rows] = surrogate.learned_from
-        share = self._share(batch.tokens_of_groups(wanted)[groups])
-        places = (share[:, None] * batch.samples + np.arange(batch.samples)).ravel()  # of own rows in the mini-batch
+        own = self._own_groups(batch.tokens_of_groups(wanted)[groups])
+        places = (own[:, None] * batch.samples + np.arange(batch.samples)).ravel()  # of own rows in the mini-batch
         places = places[wanted[rows[places]]]
         sequences = batch.sequences.select(rows[places])
-        loss = self.learner.accumulate(sequences, _OwnRows(surrogate, places))
-        if self.collective.size == 1:
+        loss = self.learner.accumulate(sequences, _LocalObjective(surrogate, places))
+        if self.ranks.size == 1:
             return loss
-        losses, totals = zip(*self.collective.gather((loss, surrogate.totals)), strict=True)
+        losses, totals = zip(*self.ranks.gather((loss, surrogate.totals)), strict=True)
         surrogate.totals = sum(totals, Totals())
         return float(sum(losses))
 
-    def surrogate(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> Surrogate:
-        """The objective of the mini-batch of these prompts, for the sequences of ``batch.select(groups)``."""
-        return Surrogate(self.method, self._mini_batch(batch, credit, groups))
+    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids) -> Surrogate:
+        """The objective of the mini-batch of prompts ``groups``."""
+        rollout, settings = batch.rollout, self.recipe.update
+        rows = rollout.rows(groups)
+        index = token_index(rollout.sequences.starts, rows)
 
-    def _mini_batch(self, batch: RolloutBatch, credit: Credit, groups: Ids) -> MiniBatch:
-        rows, settings = batch.rows(groups), self.recipe.update
-        index = token_index(batch.sequences.starts, rows)
-        scores, reference = credit.scored.scores, credit.scored.reference_logp
-        engine = None if settings.importance_cap is None else batch.engine_logprobs
-        return MiniBatch(
-            logp_old=np.asarray(scores.logprobs, np.float64)[index],
-            advantages=credit.advantages[rows],
-            starts=starts_of(batch.sequences.lengths[rows]),
-            weights=credit.coefficients.weights[index],
-            entropies=np.asarray(scores.entropies, np.float64)[index],
-            kept=~batch.truncated[rows] if settings.drop_truncated else None,
+        def chosen(values: Floats | None) -> Doubles | None:
+            return None if values is None else np.asarray(values, np.float64)[index]
+
+        mini_batch = MiniBatch(
+            logp_old=np.asarray(batch.scores.logprobs, np.float64)[index],
+            advantages=batch.advantages[rows],
+            starts=starts_of(rollout.sequences.lengths[rows]),
+            weights=coefficients.weights[index],
+            entropies=chosen(batch.scores.entropies),
+            kept=~rollout.truncated[rows] if settings.drop_truncated else None,
             max_length=self.recipe.rollout.max_tokens,
-            reference_logp=None if reference is None else np.asarray(reference, np.float64)[index],
+            reference_logp=chosen(batch.reference_logprobs),
             kl_coefficient=settings.kl_coefficient,
-            engine_logp=None if engine is None else np.asarray(engine, np.float64)[index],
+            engine_logp=chosen(None if settings.importance_cap is None else rollout.engine_logprobs),
             importance_cap=settings.importance_cap,
         )
+        return Surrogate(self.method, mini_batch)
 
-    def _share(self, tokens: Ids) -> Ids:
-        """Which of the groups with so many tokens this rank computes, ascending."""
-        return deal(tokens, self.collective.size)[self.collective.rank]
+    def _own_groups(self, tokens: Ids) -> Ids:
+        """Which of the groups, of so many tokens each, this rank computes, ascending."""
+        return deal(tokens, self.ranks.size)[self.ranks.rank]
 
-    def _whole(self, values: Floats, index: Ids, batch: RolloutBatch) -> Floats:
-        """A vector [N], float32, of which this rank has the values at ``index``; 0 where no rank has one."""
-        return whole(values, index, len(batch.sequences.tokens), self.collective).astype(np.float32)
+    def _from_all_ranks(self, values: Floats, index: Ids, batch: RolloutBatch) -> Floats:
+        """A float32 vector [N] from each rank's values at its ``index``; 0 where no rank has one."""
+        return scatter_sum(values, index, len(batch.sequences.tokens), self.ranks).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class _OwnRows:
-    """The objective of a mini-batch, for a learner that has its responses at ``places`` only."""
+class _LocalObjective:
+    """A mini-batch's objective for a learner that holds only the responses at ``places``."""
 
     surrogate: Surrogate
     places: Ids
@@ -314,6 +322,6 @@ class _OwnRows:
         self.surrogate.restart()
 
 
-def _shortest(batch: RolloutBatch) -> Sequences:
-    """The batch's shortest response, to see the policy move: two forwards of it cost next to nothing."""
+def _shortest_response(batch: RolloutBatch) -> Sequences:
+    """The batch's shortest response: two forward passes over it show cheaply whether the policy moved."""
     return batch.sequences.select(np.argsort(batch.sequences.lengths, kind="stable")[:1])

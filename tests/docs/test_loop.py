@@ -44,7 +44,8 @@ def test_its_update_is_the_trainers() -> None:
         engine_logprobs=np.zeros(len(sequences.tokens), np.float32),
     )
     updater = Updater(recipe, learners[1])
-    updates = updater.update(batch, updater.credit(batch, updater.score(batch), 0), 0)
+    scored = updater.score(batch)
+    updates = updater.update(scored, updater.credit(scored, 0), 0)
     assert norms == pytest.approx(updates.norms, rel=1e-9)
     assert len(norms) > 1
     scores = [learner.score(sequences).logprobs for learner in learners]

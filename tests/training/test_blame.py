@@ -76,7 +76,7 @@ def test_it_multiplies_the_methods_own_weights(
 
     def weights(*changes: str) -> np.ndarray:
         updater = Updater(recipe(f"method.preset={preset}", *changes), engine)
-        return updater.credit(batch, updater.score(batch), 0).coefficients.weights
+        return updater.credit(updater.score(batch), 0).weights
 
     plain, found = weights(), weights("method.blame=equations")
     first, last = batch.sequences.starts[1:3]
@@ -87,4 +87,4 @@ def test_it_multiplies_the_methods_own_weights(
     assert found.mean() == pytest.approx(1)
     right = replace(batch, verdicts=(Verdict(1.0, True, None),) * 4)
     updater = Updater(recipe(f"method.preset={preset}", "method.blame=equations"), engine)
-    np.testing.assert_array_equal(updater.credit(right, updater.score(right), 0).coefficients.weights, 1)
+    np.testing.assert_array_equal(updater.credit(updater.score(right), 0).weights, 1)

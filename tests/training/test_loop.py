@@ -238,14 +238,14 @@ def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_pat
     seen: list[str] = []
 
     def listen(trainer: Any) -> None:
-        worker, draw = trainer.worker, RolloutWorker.draw
+        worker, sample = trainer.worker, RolloutWorker.sample
 
         def listening(problems: Any, sampling: Any, *rest: Any, **named: Any) -> Any:
             if sampling.samples == recipe.rollout.responses:  # an evaluation's are fewer
                 seen.extend(problem.id for problem in problems)
-            return draw(worker, problems, sampling, *rest, **named)
+            return sample(worker, problems, sampling, *rest, **named)
 
-        object.__setattr__(worker, "draw", listening)
+        object.__setattr__(worker, "sample", listening)
 
     recipe = make_recipe(model, run__steps=3, rollout__dynamic_sampling_limit=3, reward__length_penalty=0.0, **RARE)
     train(recipe, tmp_path, prepare=listen)

@@ -73,8 +73,8 @@ def test_the_gradient_read_off_the_weights_is_that_of_the_loss(run: Path) -> Non
 
         backend = registry.create("fake", backend_settings(recipe))
         updater = Updater(recipe, backend)
-        credit = updater.credit(batch, updater.score(batch), 0)
-        surrogate = updater.surrogate(batch, credit, np.arange(len(batch.problems)))
+        scored = updater.score(batch)
+        surrogate = updater.surrogate(scored, updater.credit(scored, 0), np.arange(len(batch.problems)))
         for name, part in reference.gradient.items():
             backend.model.weights[name] += sign * step * part / norm  # type: ignore[attr-defined]
         return backend.accumulate(batch.sequences, surrogate)

@@ -11,7 +11,8 @@ import pytest
 from backends.interface import Proxy, Sequences
 from delta_cli.credit import token_coefficients
 from delta_cli.errors import UserError
-from delta_cli.rollout.batch import RolloutBatch, join, roll
+from delta_cli.rollout.batch import RolloutBatch, join
+from delta_cli.rollout.collect import sample_batch
 from delta_cli.runs.folder import read_lines
 from delta_cli.seeds import derive
 from delta_cli.training.trainer import Trainer
@@ -105,7 +106,9 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
         for attempt in range(2):
             seed = derive(0, 0, f"rollout {attempt}")
             problems = trainer.problems[3 * attempt : 3 * attempt + 3]
-            batches.append(roll(trainer.worker, problems, trainer.recipe.rollout, seed, proxy=updater.proxy).result())
+            batches.append(
+                sample_batch(trainer.worker, problems, trainer.recipe.rollout, seed, proxy=updater.proxy).result()
+            )
         chosen = join(batches).select(np.array(groups, np.int64))
         fresh = engine.score(chosen.sequences, updater.proxy).features  # type: ignore[attr-defined]
         advantages = np.random.default_rng(1).standard_normal(len(chosen.sequences))

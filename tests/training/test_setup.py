@@ -61,14 +61,14 @@ def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(
     template = "{question} <think>\n"
     seen: list[str] = []
     recipe = make_recipe(model, data__template=template, run__steps=1, evaluation__at_start=False)
-    original = RolloutWorker.draw
+    original = RolloutWorker.sample
 
     def spy(self: RolloutWorker, *arguments: Any, **more: Any) -> Any:
         drawn = original(self, *arguments, **more)
         seen.extend(drawn.texts)
         return drawn
 
-    monkeypatch.setattr(RolloutWorker, "draw", spy)
+    monkeypatch.setattr(RolloutWorker, "sample", spy)
     train(recipe, tmp_path / "run", observer=Watcher())
     assert seen
     assert all(text.startswith("<think>\n") for text in seen)

@@ -108,5 +108,5 @@ def test_log_probabilities_that_are_no_numbers_end_the_run(score: str, verb: str
     recipe = make_recipe(
         model, update__old_logprobs=score, **SHORT | {"rollout__max_tokens": 8, "evaluation__at_start": False}
     )
-    with pytest.raises(UserError, match="first log-probabilities are no numbers"):
+    with pytest.raises(UserError, match="first log-probabilities are not finite"):
         train(recipe, tmp_path / "run", prepare=spoil)

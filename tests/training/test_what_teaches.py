@@ -106,15 +106,15 @@ def updates(
     found: dict[str, Any] = {"records": []}
     with pytest.MonkeyPatch.context() as patch:
         if dense:
-            patch.setattr(Updater, "_needed", lambda self, batch: np.ones(len(batch.sequences), bool))
+            patch.setattr(Updater, "_reads_all_responses", True)
             patch.setattr(Surrogate, "learned_from", property(lambda self: np.ones(len(self.batch.advantages), bool)))
         engine = create(backend, backend_settings(recipe))
         seen, updater = Seen(engine, patch), Updater(recipe, engine)
         for step in range(2):
             scored = updater.score(batch)
-            credit = updater.credit(batch, scored, step)
-            found["weights"] = credit.coefficients.weights
-            found["records"].append(updater.update(batch, credit, step).record())
+            coefficients = updater.credit(scored, step)
+            found["weights"] = coefficients.weights
+            found["records"].append(updater.update(scored, coefficients, step).record())
         engine.export(out)
         engine.close()
     return found | {"scored": seen.scored, "updated": seen.updated, "model": load_file(out / "model.safetensors")}
@@ -181,7 +181,7 @@ def test_tokens_that_were_not_scored_have_the_engines_numbers(model: Path) -> No
     for entropies, expected in ((marked(0.25), 0.25), (None, 3.0)):
         batch = replace(unmixed(), engine_logprobs=marked(-3.0), engine_entropies=entropies)
         found = Updater(recipe, engine).score(batch)
-        idle = ~found.tokens
+        idle = ~found.scored
         rows = np.repeat(np.arange(16), batch.sequences.lengths)
         assert set(rows[idle].tolist()) == {row for row in IDLE if batch.sequences.lengths[row]}
         assert (found.scores.logprobs[idle] == -3).all()
