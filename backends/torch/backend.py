@@ -99,7 +99,7 @@ class TorchEngine(LocalEngine):
     # ------------------------------------------------------------------------------- generating
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
-        with self._parallel.gathered():
+        with self._parallel.gathered(self._policy):
             return self._draw(request, on_finished)
 
     def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
@@ -147,7 +147,10 @@ class TorchEngine(LocalEngine):
         source: AbstractContextManager[TorchPolicy]
         source = self._policy.as_loaded() if self._frozen is None else nullcontext(self._frozen)
         with source as policy:
-            return self._score_under(policy, sequences, None).logprobs
+            try:
+                return self._score_under(policy, sequences, None).logprobs
+            finally:
+                self._parallel.scatter(policy)
 
     @torch.no_grad()
     def _score_under(self, policy: TorchPolicy, sequences: Sequences, proxy: Proxy | None) -> Scores:
@@ -307,7 +310,7 @@ class TorchEngine(LocalEngine):
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         self.version += 1
-        self._parallel.scatter()
+        self._parallel.scatter(self._policy)
         try:
             norm = self._optimizer.step(learning_rate, scale)
             adapters.renew(self._policy.causal)
@@ -327,12 +330,12 @@ class TorchEngine(LocalEngine):
 
     def load(self, folder: Path) -> None:
         self.version += 1
-        self._parallel.scatter()
+        self._parallel.scatter(self._policy)
         self._optimizer.load(folder)
         adapters.renew(self._policy.causal)
 
     def export(self, folder: Path) -> None:
-        self._parallel.scatter()
+        self._parallel.scatter(self._policy)
         weights, alone = merged_weights(self._policy, keep=self._collective.rank == 0)
         if self._collective.rank == 0:
             export(self._policy, folder, weights, alone)
@@ -344,7 +347,7 @@ class TorchEngine(LocalEngine):
         if lora is None or lora.dora:  # vLLM takes no adapters with magnitudes
             self.export(inbox)
             return
-        self._parallel.scatter()
+        self._parallel.scatter(self._policy)
         alone = adapter_weights(self._policy, keep=self._collective.rank == 0)
         if self._collective.rank == 0:
             export_adapters(self._policy, inbox, alone)

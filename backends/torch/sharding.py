@@ -40,6 +40,11 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _split_modules(policy: TorchPolicy) -> list[Any]:
+    """The modules of a policy that FSDP splits; none where the policy is whole. A mixin gives them their methods."""
+    return [module for module in policy.causal.modules() if isinstance(module, FSDPModule)]
+
+
 class DataParallel:
     """How the ranks of a learner of so many trained weights work together, with the settings' ``sharding``."""
 
@@ -53,42 +58,44 @@ class DataParallel:
         self._mesh: DeviceMesh | None = None
         if self.sharded:
             self._mesh = init_device_mesh(device.type, (collective.size,))
-        self._modules: list[Any] = []  # FSDPModules, whose methods a mixin gives them at run time
 
     def place(self, policy: TorchPolicy) -> None:
         """Bring a policy to the device, whole or split over the ranks."""
-        if not self.sharded:
-            policy.causal.to(self._device)
-            return
         causal = policy.causal
+        if not self.sharded:
+            causal.to(self._device)
+            return
         layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, causal):  # the model itself last: it holds embedding, norm and head
-            fully_shard(module, mesh=self._mesh, reshard_after_forward=self._reshard and module is not causal)
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=self._reshards(module, policy))
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)  # ours is a sum over tokens, not a mean over ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             module.set_reshard_after_backward(self._reshard, recurse=False)
-            self._modules.append(module)
         # The base model is called past the model itself, whose hooks gather what it holds.
         causal.trunk = MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
         register_fsdp_forward_method(causal, "trunk")
 
+    def _reshards(self, module: nn.Module, policy: TorchPolicy) -> bool:
+        """Whether a module gives its gathered weights back after a forward. The head is still to be used then."""
+        return self._reshard and module is not policy.causal
+
     @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """All weights whole on every rank, so that ranks may do as many forwards as they like."""
-        for module in self._modules:
+    def gathered(self, policy: TorchPolicy) -> Iterator[None]:
+        """All weights of a policy whole on every rank, so that ranks may do as many forwards as they like."""
+        for module in _split_modules(policy):
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
         try:
             yield
         finally:
-            for module in self._modules:
-                module.set_reshard_after_forward(self._reshard and module is not self._modules[-1], recurse=False)
-            self.scatter()
+            for module in _split_modules(policy):
+                module.set_reshard_after_forward(self._reshards(module, policy), recurse=False)
+            self.scatter(policy)
 
-    def scatter(self) -> None:
+    def scatter(self, policy: TorchPolicy) -> None:
         """Give back the memory of gathered weights, which are stale once their shards have changed."""
-        for module in self._modules:
+        for module in _split_modules(policy):
             module.reshard()
 
     def rounds(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch | None]:

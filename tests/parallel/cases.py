@@ -97,7 +97,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 CASES = dict(_cases())
 # The cases of `make test`: every sharding, adapters, features computed anew, a preset without credit, a KL penalty.
-SHORT = ("preset-reinforce", "tied-full", "untied-none", "lora-optimizer", "recomputed-full", "reference-optimizer")
+SHORT = ("preset-reinforce", "tied-full", "untied-none", "lora-optimizer", "recomputed-full", "reference-full")
 TIERS = {"short": SHORT, "long": tuple(name for name in CASES if name not in SHORT), "all": tuple(CASES)}
 
 
@@ -140,12 +140,13 @@ def batch_of(step: int) -> RolloutBatch:
 
 
 def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, Any]:
-    """Three steps of scoring, credit and updates; everything a rank knows afterwards, the same on each."""
+    """Three steps of drawing, scoring, credit and updates; everything a rank knows afterwards, the same on each."""
     recipe = recipe_of(case, models[case.tied])
     engine = create("cpu", backend_settings(recipe), ranks)
     updater = Updater(recipe, engine, ranks)
-    found: dict[str, Any] = {"logprobs": [], "entropies": [], "weights": [], "records": []}
+    found: dict[str, Any] = {"logprobs": [], "entropies": [], "weights": [], "records": [], "tokens": []}
     for step in range(STEPS):
+        found["tokens"].append(sampled(engine, ranks))
         batch = batch_of(step)
         scored = updater.score(batch)
         coefficients = updater.credit(scored, step)
@@ -154,7 +155,7 @@ def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[
         found["entropies"].append(np.asarray(scored.scores.entropies, np.float64))
         found["weights"].append(coefficients.weights)
         found["records"].append(updates.record())
-    found["tokens"] = sampled(engine, ranks)
+    found["tokens"].append(sampled(engine, ranks))
     found["model"] = exported(engine, ranks)
     engine.close()
     return found
