@@ -20,7 +20,7 @@ from delta_cli.doctor.plan import Plan, fitted, plan
 from delta_cli.doctor.plan_request import ENGINES, Engine, Question
 from delta_cli.doctor.shapes import KNOWN, shape_of
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
-from delta_cli.recipe.aliases import TRAINERS
+from delta_cli.recipe.aliases import TRAINERS, VERSIONS, Alias
 from delta_cli.recipe.keys import section_of
 from delta_cli.runs.metrics import METRICS
 from delta_cli.study.plan import load_study
@@ -78,17 +78,34 @@ def coming_from() -> str:
     parts = [
         HEAD,
         "# Coming from TRL, verl or mlx-lm-lora\n",
-        "What their settings are called here. `delta recipe explain NAME` takes a name of theirs too, and a recipe\n"
-        "with keys of theirs is refused with the names to write. Every key is in [recipes.md](recipes.md).\n",
-        "Three things differ from all of them. A step is one batch of rollouts, whatever the number of updates on it.\n"
-        "Micro-batches and processes change no result, so nothing needs to be retuned for them. Training draws from\n"
-        "the whole distribution at the temperature it scores at: truncated sampling is for evaluations.\n",
-        "DelTA can also be used inside TRL's own trainer: [trl.md](trl.md).\n",
+        "The tables list what their settings are called here. `delta recipe explain NAME` also takes one of their\n"
+        "names, and if a recipe contains their keys, the error message names the keys to write instead. All keys are\n"
+        "in [recipes.md](recipes.md).\n",
+        "Three things differ from all of them. A step is one batch of rollouts, however many updates are made on it.\n"
+        "Micro-batches and processes change no result, so nothing needs retuning for them. Training samples from the\n"
+        "whole distribution at the temperature it scores at; truncated sampling (top-p, top-k, min-p) is for\n"
+        "evaluations. vLLM since 0.28 can return the tokens that truncation kept (`return_sampling_mask`), which\n"
+        "would make it correctable in training; we do not use that.\n",
+        "You can also use DelTA inside TRL's own trainer: [trl.md](trl.md). Unsloth's `MLXGRPOTrainer` (in\n"
+        "`unsloth_zoo` since October 2026) takes TRL's names, so TRL's table applies to it too.\n",
+        f"The names are those of {_listed([f'{name} {VERSIONS[name]}' for name in TRAINERS])};\n"
+        "`tests/docs/test_coming_from.py` compares them. The notes come from reading the source of these versions.\n",
     ]
     for trainer, aliases in TRAINERS.items():
-        rows = [(f"`{each.theirs}`", f"`{each.ours}`" if each.ours else "–", each.note) for each in aliases]
+        rows = [
+            (f"`{each.theirs}`", f"`{each.ours}`" if each.ours else "–", _alias_note(each, trainer)) for each in aliases
+        ]
         parts += [f"## {trainer}\n", _table(("there", "here", ""), rows)]
     return "\n".join(parts)
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _alias_note(alias: Alias, trainer: str) -> str:
+    gone = f"not in {trainer} {VERSIONS[trainer]} any more" if alias.gone else ""
+    return "; ".join(filter(None, (alias.note, gone)))
 
 
 def metrics() -> str:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 
 class Alias(NamedTuple):
-    """A key of another trainer."""
+    """A key of another trainer and what it is called here."""
 
-    theirs: str  # its name there
-    ours: str  # the key here; empty where there is none
-    note: str = ""  # where the values differ, or why there is none
+    theirs: str
+    ours: str  # empty if there is no such key here
+    note: str = ""  # how the values differ, or why there is no key
+    gone: bool = False  # only older versions of the trainer have it
 
 
 TRL = (
@@ -25,12 +26,12 @@ TRL = (
     Alias("steps_per_generation", "update.mini_batches"),
     Alias("num_iterations", "update.epochs"),
     Alias("max_completion_length", "rollout.max_tokens"),
-    Alias("max_prompt_length", "rollout.max_prompt_tokens"),
+    Alias("max_prompt_length", "rollout.max_prompt_tokens", gone=True),
     Alias("temperature", "rollout.temperature"),
     Alias("top_p", "evaluation.top_p", "training draws from the whole distribution"),
-    Alias("top_k", "evaluation.top_k", "likewise"),
-    Alias("min_p", "evaluation.min_p", "likewise"),
-    Alias("beta", "update.kl_coefficient"),
+    Alias("top_k", "evaluation.top_k", "training draws from the whole distribution"),
+    Alias("min_p", "evaluation.min_p", "training draws from the whole distribution"),
+    Alias("beta", "update.kl_coefficient", "TRL multiplies the KL by the ratio (use_bias_correction_kl); we do not"),
     Alias("epsilon", "method.eps_low"),
     Alias("epsilon_high", "method.eps_high"),
     Alias("delta", "method.dual_clip"),
@@ -41,14 +42,13 @@ TRL = (
     Alias("top_entropy_quantile", "method.entropy_share", "with method.credit = entropy"),
     Alias("reward_funcs", "reward.kind", "a function of yours: custom; several: tables [[reward]]"),
     Alias("reward_weights", "reward.weight", "of each table [[reward]]"),
-    Alias("system_prompt", "data.system"),
     Alias("chat_template_kwargs", "data.thinking", "for enable_thinking"),
     Alias("max_steps", "run.steps"),
     Alias("num_train_epochs", "run.steps", "counts steps here: problems / rollout.prompts are an epoch"),
     Alias("learning_rate", "update.learning_rate"),
     Alias("lr_scheduler_type", "update.schedule"),
-    Alias("warmup_steps", "update.warmup"),
-    Alias("warmup_ratio", "update.warmup", "in steps"),
+    Alias("warmup_steps", "update.warmup", "below 1 it is a share of all steps there; here it counts steps"),
+    Alias("warmup_ratio", "update.warmup", "in steps", gone=True),
     Alias("weight_decay", "update.weight_decay"),
     Alias("adam_beta1", "update.beta1"),
     Alias("adam_beta2", "update.beta2"),
@@ -65,7 +65,12 @@ TRL = (
     Alias("vllm_server_base_url", "engine.url", "a list"),
     Alias("vllm_mode", "engine.launch", "or engine.url; engine.colocated"),
     Alias("vllm_gpu_memory_utilization", "engine.memory"),
-    Alias("vllm_importance_sampling_cap", "update.importance_cap"),
+    Alias(
+        "vllm_importance_sampling_clip_max",
+        "update.importance_cap",
+        "each token's ratio is capped here, at 2.0 by default; TRL drops sequences above 3.0 (sequence_mask)",
+    ),
+    Alias("vllm_importance_sampling_cap", "update.importance_cap", "deprecated there for …_clip_max"),
     Alias("eval_steps", "evaluation.every"),
     Alias("save_steps", "checkpoint.every"),
     Alias("save_total_limit", "checkpoint.keep"),
@@ -107,10 +112,10 @@ VERL = (
     Alias("algorithm.adv_estimator", "method.preset", "grpo, rloo, …"),
     Alias("algorithm.norm_adv_by_std_in_grpo", "method.advantage"),
     Alias("algorithm.filter_groups.enable", "rollout.dynamic_sampling"),
-    Alias("reward_model.overlong_buffer.len", "reward.overlong_buffer"),
-    Alias("reward_model.overlong_buffer.penalty_factor", "reward.overlong_factor"),
-    Alias("custom_reward_function.path", "reward.custom_file"),
-    Alias("custom_reward_function.name", "reward.custom_function"),
+    Alias("reward.reward_kwargs.overlong_buffer_cfg.len", "reward.overlong_buffer"),
+    Alias("reward.reward_kwargs.overlong_buffer_cfg.penalty_factor", "reward.overlong_factor"),
+    Alias("reward.custom_reward_function.path", "reward.custom_file"),
+    Alias("reward.custom_reward_function.name", "reward.custom_function"),
     Alias("trainer.total_training_steps", "run.steps"),
     Alias("trainer.save_freq", "checkpoint.every"),
     Alias("trainer.test_freq", "evaluation.every"),
@@ -131,7 +136,7 @@ MLX_LM_LORA = (
     Alias("beta", "update.kl_coefficient"),
     Alias("epsilon", "method.eps_low"),
     Alias("epsilon_high", "method.eps_high"),
-    Alias("grpo_loss_type", "method.preset", "grpo, dr_grpo, dapo, …"),
+    Alias("grpo_loss_type", "method.preset", 'grpo, dr_grpo; bnpo is method.aggregation = "token_mean"'),
     Alias("importance_sampling_level", "method.preset", "sequence is gspo"),
     Alias("reward_functions", "reward.kind", "several: tables [[reward]]"),
     Alias("reward_weights", "reward.weight", "of each table [[reward]]"),
@@ -149,6 +154,7 @@ MLX_LM_LORA = (
     Alias("seed", "run.seed"),
 )
 TRAINERS: Mapping[str, tuple[Alias, ...]] = {"TRL": TRL, "verl": VERL, "mlx-lm-lora": MLX_LM_LORA}
+VERSIONS = {"TRL": "1.16.0", "verl": "0.9.1", "mlx-lm-lora": "5.10.2"}  # tests/docs/test_coming_from.py compares
 PAGE = "docs/coming_from.md"
 SHOWN = 4  # in a message
 
