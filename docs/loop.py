@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""The whole of DelTA's loop over the verbs of a backend, to be read top to bottom: ``python docs/loop.py --steps 20``.
+"""DelTA's whole training loop, to be read from top to bottom: ``python docs/loop.py --steps 20``.
 
-It draws responses to sums, rewards them, decides which token deserves how much credit, and updates the model: what
-``delta train`` does on one process, without checkpoints, held-out problems, graders in processes of their own, or
-anything that can go wrong. A test holds its update against the trainer's, number by number.
+It samples responses to sums, grades them, computes a coefficient for every token, and updates the model. That is what
+``delta train`` does on one process, without checkpoints, held-out problems, worker processes for grading, and handling
+of everything that can go wrong. A test checks its update against the trainer's, number by number.
 
-Letters, as in docs/method.md: G prompts, R responses, N response tokens in all, H the model's hidden size.
+Shapes: G prompts, R responses, N response tokens in all, H the model's hidden size.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.rewards.math.verdict import math_reward
 
-PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # G a step, responses to each, tokens of the longest
-MINI_BATCHES = 4  # updates on each batch
+PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # prompts a step, responses to each prompt, longest response in tokens
+MINI_BATCHES = 4  # updates for each batch
 LEARNING_RATE = 5e-4  # for a model this small; 1e-6 is usual for large ones
 OPTIMIZER = Optimizer(beta2=0.95, weight_decay=0.0)
 
 
-def draw(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem], seed: int) -> Sequences:
-    """Responses to each problem, prompt-major: the first R/G rows answer the first problem."""
+def rollout(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem], seed: int) -> Sequences:
+    """Sample responses to each problem; the first R/G responses answer the first problem, and so on."""
     prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)  # G
     sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=tokenizer.eos_ids, samples=RESPONSES, seed=seed)
     drawn = learner.rollout(RolloutRequest(prompts, sampling))
-    # The ids as they were sampled, never text that is tokenised again.
+    # Keep the ids as they were sampled: tokenising the text again could give other ids.
     return Sequences(tuple(prompt for prompt in prompts for _ in range(RESPONSES)), drawn.tokens, drawn.starts)
 
 
-def rewards_of(sequences: Sequences, tokenizer: Tokenizer, problems: list[tasks.Problem]) -> np.ndarray:
-    """1 for a right answer in the last box, else 0: [R]."""
+def grade(sequences: Sequences, tokenizer: Tokenizer, problems: list[tasks.Problem]) -> np.ndarray:
+    """Rewards [R]: 1 if the last \\boxed{} of a response holds the right answer, else 0."""
     texts = [tokenizer.decode(sequences.response(row)) for row in range(len(sequences))]
     golds = [str(problem.answer) for problem in problems for _ in range(RESPONSES)]
     return np.array([math_reward(text, gold) for text, gold in zip(texts, golds, strict=True)])
 
 
 def update(learner: Learner, sequences: Sequences, rewards: np.ndarray, groups: np.ndarray) -> list[float]:
-    """The updates of one batch; ``groups`` [R] says which prompt each response answers. Norms of the gradients."""
+    """Update the model on one batch and return the gradient norms; ``groups`` [R] has each response's prompt."""
     delta = method("delta")
-    # How much better each response did than the others to the same prompt, in their standard deviations.
+    # How much better a response is than the others of its group, in standard deviations.
     advantages = group_advantages(rewards, groups, delta.advantage)  # [R]
-    # One forward: log-probabilities [N], and the token-gradient proxies v [N, H], which stay on the device.
+    # One forward pass: old log-probs [N], and features v [N, H], which stay on the device.
     scores = learner.score(sequences, Proxy())
     assert scores.features is not None
-    # Which token is typical of its own side, right or wrong: two reductions over v, no further forward.
+    # DelTA's coefficients: a few reductions over the features, no further forward pass.
     credit = token_coefficients(scores.features, advantages, sequences.starts)  # weights [N], mean 1
     scores.features.close()
 
     norms = []
-    for part in np.array_split(np.unique(groups), MINI_BATCHES):  # whole prompts
+    for part in np.array_split(np.unique(groups), MINI_BATCHES):  # whole groups
         rows = np.flatnonzero(np.isin(groups, part))
-        tokens = token_index(sequences.starts, rows)  # theirs, among the N
+        tokens = token_index(sequences.starts, rows)  # where their tokens are among the N
         objective = Surrogate(
             delta,
             MiniBatch(
@@ -71,16 +71,16 @@ def update(learner: Learner, sequences: Sequences, rewards: np.ndarray, groups: 
                 weights=credit.weights[tokens],
             ),
         )
-        if not objective.has_gradient:  # all right or all wrong in every group: nothing to learn
+        if not objective.has_gradient:  # zero-variance groups only: nothing to learn
             continue
-        # The learner asks the objective for dloss/dlogp, plain numpy, and back-propagates that.
+        # The learner asks the objective (plain numpy) for dloss/dlogp and back-propagates it.
         learner.accumulate(sequences.select(rows), objective)
         norms.append(learner.step(LEARNING_RATE, objective.scale))
     return norms
 
 
 def main(steps: int, backend: str) -> list[float]:
-    """Train the model that ships with the package; the accuracy of each step."""
+    """Train the model that ships with the package; return the accuracy of each step."""
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
     learner = registry.create(backend, BackendSettings.of(model, optimizer=OPTIMIZER))
@@ -89,8 +89,8 @@ def main(steps: int, backend: str) -> list[float]:
     accuracies = []
     for step in range(steps):
         asked = [problems[index] for index in rng.choice(len(problems), PROMPTS, replace=False)]
-        sequences = draw(learner, tokenizer, asked, seed=step)
-        rewards = rewards_of(sequences, tokenizer, asked)
+        sequences = rollout(learner, tokenizer, asked, seed=step)
+        rewards = grade(sequences, tokenizer, asked)
         groups = np.repeat(np.arange(PROMPTS), RESPONSES)
         norms = update(learner, sequences, rewards, groups)
         accuracies.append(float(rewards.mean()))

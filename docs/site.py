@@ -1,7 +1,7 @@
-"""Lay out the documents for the site generator: ``python docs/site.py FOLDER``; ``make docs`` does it all.
+"""Copy the documents to where the site generator reads them: ``python docs/site.py FOLDER``; ``make docs`` does it all.
 
-The documents link to files beside them (results, recipes, sources) by relative paths, as a repository is read. The
-site gets the documents and every file that they link to, under the same paths; a link to a folder becomes its name.
+The pages link to results, recipes and source files by relative paths, which work in the repository. The site needs
+those files under the same paths, so every linked file is copied too. A link to a folder becomes plain text.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s#]+)(?:#[^)\s]*)?\)")
 
 
 def documents() -> list[Path]:
-    """The pages, relative to the root."""
+    """All pages, relative to the root of the repository."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
     return sorted(page.relative_to(ROOT) for page in pages)
 
 
 def lay_out(out: Path) -> None:
-    """Write the pages and what they link to below ``out``, which is made anew."""
+    """Write the pages and the files they link to into ``out``, which is emptied first."""
     shutil.rmtree(out, ignore_errors=True)
     for page in documents():
         text = (ROOT / page).read_text(encoding="utf-8")
@@ -31,12 +31,12 @@ def lay_out(out: Path) -> None:
 
 
 def _link(link: re.Match[str], page: Path, out: Path) -> str:
-    """The link as it is, with a copy of its file; of a folder or a file outside, without a target."""
-    target = (ROOT / page.parent / link[1]).resolve()
-    if ":" in link[1]:
+    """The unchanged link, after copying its file; only its text if it leads to a folder or out of the repository."""
+    target = (ROOT / page.parent / link["target"]).resolve()
+    if ":" in link["target"]:
         return link[0]
     if not target.is_relative_to(ROOT) or not target.is_file():
-        return "]"
+        return link["text"]
     place = out / target.relative_to(ROOT)
     if target.suffix != ".md":
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The loop that is there to be read: its update is the trainer's, and it learns."""
+"""docs/loop.py makes the same update as the trainer, and it learns."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LOOP = runpy.run_path(str(FILE))
 
 
 def test_its_update_is_the_trainers() -> None:
-    """One batch, updated by both from the same weights: the same norms, and the same log-probabilities afterwards."""
+    """Both update the same weights on one batch: equal gradient norms, and equal log-probs afterwards."""
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
     learners = [registry.create("fake", BackendSettings.of(model, optimizer=LOOP["OPTIMIZER"])) for _ in range(2)]
     problems = tasks.problems(tasks.TaskSpec(), 4, seed=3, split="train")
-    sequences = LOOP["draw"](learners[0], tokenizer, problems, 0)
-    rewards = LOOP["rewards_of"](sequences, tokenizer, problems)
+    sequences = LOOP["rollout"](learners[0], tokenizer, problems, 0)
+    rewards = LOOP["grade"](sequences, tokenizer, problems)
     assert 0 < rewards.mean() < 1
     groups = np.repeat(np.arange(4), LOOP["RESPONSES"])
     norms = LOOP["update"](learners[0], sequences, rewards, groups)
