@@ -33,7 +33,10 @@ KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
 MARKS = {
     "tutorial.md": (pytest.mark.long,),
-    "trl.md": tuple(pytest.mark.filterwarnings(f"ignore:::{name}") for name in ("trl", "transformers", "torch")),
+    "trl.md": (
+        pytest.mark.long,
+        *(pytest.mark.filterwarnings(f"ignore:::{name}") for name in ("trl", "transformers", "torch")),
+    ),
 }
 RUN = [
     pytest.param(path, marks=MARKS.get(path.name, ()))

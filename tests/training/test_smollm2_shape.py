@@ -85,7 +85,7 @@ def first_batch(run: Path) -> list[tuple[float, list[int]]]:
     return [(row["reward"], row["tokens"]) for row in read_lines(RunFolder(run).rollout_file(1))]
 
 
-@pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("lora", [pytest.param({}, id="whole"), pytest.param(LORA, id="lora", marks=pytest.mark.long)])
 def test_the_first_steps_rewards_are_torchs_and_both_learn(folder: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
     """With adapters as well, which change nothing at first."""
     records = {}

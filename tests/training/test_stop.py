@@ -15,7 +15,7 @@ from tests.harness import Watcher, assert_same, make_recipe, train
 
 from .test_resume import installed
 
-LIMIT = 5.0  # seconds
+WAIT, LIMIT = 0.2, 5.0  # seconds from the begin of a phase to the request, and from there to the end of the run
 SHORT = {"data__limit": 16, "evaluation__problems": 2, "evaluation__every": 1, "checkpoint__every": 1, "run__steps": 2}
 LONG: dict[str, dict[str, Any]] = {  # what makes a phase take minutes
     "rollout": {"rollout__max_tokens": 1000, "rollout__responses": 256},
@@ -26,17 +26,17 @@ SLEEPS = "import time\ndef reward(response, problem):\n    time.sleep(60 if resp
 
 
 def stop_in(phase: str, recipe: Any, folder: Path, backend: str, prepare: Any = lambda trainer: None) -> float:
-    """Ask to stop a second after a phase began; seconds until the run had saved and ended."""
+    """Ask to stop soon after a phase began; seconds until the run had saved and ended."""
     began: list[float] = []
     watcher = Watcher(lambda name: began.append(time.monotonic()) if name == phase and not began else None)
 
     def asked() -> bool:
-        return bool(began) and time.monotonic() - began[0] > 1.0
+        return bool(began) and time.monotonic() - began[0] > WAIT
 
     with pytest.raises(Interrupted) as stopped:
         train(recipe, folder, backend, observer=watcher, stop_asked=asked, prepare=prepare)
     assert stopped.value.dropped == phase
-    return time.monotonic() - began[0] - 1.0
+    return time.monotonic() - began[0] - WAIT
 
 
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
@@ -57,7 +57,7 @@ def test_a_long_phase_is_abandoned(phase: str, backend: str, model: Path, tmp_pa
 @pytest.mark.parametrize("phase", ["score", "update"])
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, model: Path, tmp_path: Path) -> None:
-    """Each micro-batch takes a second here; what was dropped is done again on resume, to the same end."""
+    """Each micro-batch takes longer here; what was dropped is done again on resume, to the same end."""
     changes = SHORT | {"rollout__max_tokens": 8, "update__micro_batch_tokens": 48, "evaluation__at_start": False}
     recipe = make_recipe(model, update__old_logprobs="recompute", **changes)
 
@@ -65,7 +65,7 @@ def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, 
         interrupt = trainer.learner.interrupt
 
         def wait() -> None:
-            time.sleep(0.5)
+            time.sleep(0.1)
             interrupt()
 
         trainer.learner.interrupt = wait
