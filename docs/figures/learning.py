@@ -13,18 +13,21 @@ from delta_cli.study.summary import over_seeds
 def _learning() -> Named:
     rows = result("quickstart")["rows"]
     yield "quickstart.seeds", str(len(rows))
-    yield "quickstart.before", span(100 * row["before"] for row in rows)
-    yield "quickstart.after", span(100 * row["after"] for row in rows)
-    yield "quickstart.to_80", span(row["seconds to 80 %"] for row in rows)
+    yield "quickstart.to_80", span(row["seconds_to_target"] for row in rows)
     yield "quickstart.seconds", span(row["seconds"] for row in rows)
-    yield "quickstart.memory", f"{max(row['peak MB'] for row in rows) / 1000:.1f}"
+    yield from _ends("quickstart", rows)
     rows = result("real_seeds")["rows"]
-    yield "real_seeds.before", span(100 * row["accuracy"][0]["accuracy"] for row in rows)
-    yield "real_seeds.after", span(100 * row["accuracy"][-1]["accuracy"] for row in rows)
     yield "real_seeds.minutes", span(row["seconds"] / 60 for row in rows)
-    yield "real_seeds.memory", f"{max(row['peak_bytes'] for row in rows) / 1e9:.1f}"
+    yield from _ends("real_seeds", rows)
     header = ("seed", "before", "after 24 steps", "after 48 steps", "training", "peak memory")
     yield "real_seeds.table", table(header, map(_seed, rows))
+
+
+def _ends(name: str, rows: list[dict[str, Any]]) -> Named:
+    """Accuracy before and after the run, and peak memory."""
+    yield f"{name}.before", span(100 * row["accuracy"][0]["accuracy"] for row in rows)
+    yield f"{name}.after", span(100 * row["accuracy"][-1]["accuracy"] for row in rows)
+    yield f"{name}.memory", f"{max(row['peak_bytes'] for row in rows) / 1e9:.1f}"
 
 
 def _seed(row: dict[str, Any]) -> list[str]:
