@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from delta_cli.rewards.math.boxed import last_box
+from delta_cli.rewards.math.thinking import without_thinking
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -19,8 +20,12 @@ _DRESS = re.compile(
 )
 _ONE = re.compile(rf"[(\[]?([{LETTERS}])[)\].:]*")
 _WITH_TEXT = re.compile(rf"(?:[(\[]([{LETTERS}])[)\]]|([{LETTERS}])[).:])\s*(?=\S)")
-# A second letter in the text after the first. There, "A" and "I" may also be ordinary words.
-_OTHER = re.compile(rf"(?<![A-Za-z])(?![AI]\s+[a-z])[{LETTERS}](?![A-Za-z'])")
+# A second letter in the text after the first, where "A" and "I" may also be ordinary words; or a denial of the first.
+_OTHER = re.compile(
+    rf"(?<![A-Za-z])(?![AI]\s+[a-z])[{LETTERS}](?![A-Za-z'])"
+    r"|[(\[]\s*[a-j]\s*[)\]]|(?<![A-Za-z])[a-j]\s*[).:](?!\w)|\b(?:or|and|nor)\s+(?:\w+\s+)?[b-hj]\b"
+    r"|(?<=[).:])\s*(?:(?:is|was|are)\s+(?:not|wrong|incorrect|false|n['’]t)\b|(?:is|was)n['’]t\b)"
+)
 
 
 def choice_reward(response: str, gold: str) -> float:
@@ -33,7 +38,8 @@ def chosen(response: str) -> str | None:
     boxed = last_box(response)
     if boxed is not None:
         return letter(boxed)
-    if "\\boxed" in response:  # the last box never closes
+    response = without_thinking(response)
+    if "\\boxed" in response:  # a box that never closes, or is no answer
         return None
     said = list(_SAID.finditer(response))
     if not said:
@@ -49,6 +55,6 @@ def letter(answer: str) -> str | None:
         return match[1]
     plain = _DRESS.sub(" ", answer).strip()
     match = _WITH_TEXT.match(plain)
-    if match is None or _OTHER.search(plain, match.end()):
+    if match is None or _OTHER.search(plain, match.end(1) if match[1] else match.end(2)):
         return None
     return match[1] or match[2]

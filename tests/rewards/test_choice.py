@@ -17,7 +17,15 @@ from delta_cli.rewards.grader import Grader
     [
         *("C", "(C)", "C.", "C)", "(C).", "[C]", r"\text{C}", r"\text{(C)}", r"\textbf{C}", r"\mathrm{C}", "$C$"),
         *(r"\left( C \right)", "**C**", "(C) 4 m/s", "C. 4 m/s", "C) A cat and a dog", r"(C)\ \text{iron}", " C \n"),
-        r"(C) I would say so",
+        *(
+            "(C) I would say so",
+            "C: 5 apples",
+            "(C) none of the above",
+            "C) not enough data",
+            "(C) a red ball",
+            "C) f(x)",
+        ),
+        *("(C) false", r"(C) $\frac{a}{b}$", "C) 3 g"),
     ],
 )
 def test_a_letter_is_read_however_it_is_written(answer: str) -> None:
@@ -29,6 +37,18 @@ def test_a_letter_is_read_however_it_is_written(answer: str) -> None:
     [
         *("A, C", "A and C", "AC", "(A)(C)", "(C) or (D)", "C. 42 A. 43", "C/D", "C, D", "C) 4 m/s, or D) 5 m/s"),
         *("", "42", "Carbon", "c", "K", "4 (C)", r"\text{A or C}", "not C", "C or B", "ABCDEFGHIJ", "(C) or B"),
+        *(
+            "C) or (d)",
+            "(C) or d",
+            "C) and d)",
+            "(C) and (b)",
+            "C) or [d]",
+            "C. or d.",
+            "(C) or maybe d",
+            "(C)/(d)",
+            "(C)(d)",
+        ),
+        *("C) 4 m/s (d) 5 m/s", "C) 4; d) 5", r"C) or \textbf{d}", "(C) is wrong", "(C) is not right", "C) isn't it"),
     ],
 )
 def test_several_letters_or_none_are_no_answer(answer: str) -> None:
@@ -49,6 +69,9 @@ def test_several_letters_or_none_are_no_answer(answer: str) -> None:
         ("the answer is A or B.", None),
         ("I choose C", None),
         ("The answer is \\boxed{C", None),
+        ("<think>The answer is C</think> It depends.", None),
+        ("<think>The answer is A</think> The answer is C.", "C"),
+        ("<think>\\boxed{A}</think> \\boxed{C}", "C"),
         ("The answer is C. \\boxed{", None),
         ("", None),
     ],

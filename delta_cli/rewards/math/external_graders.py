@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import Any
 
-from delta_cli.rewards.math.boxed import last_box
+from delta_cli.rewards.math.boxed import closed_boxes, last_box
 
 _PLAIN = (  # spellings that the public rule removes or unifies
     (r"\\left|\\right|\\!|\\,|\\;|\\ |~|\s", ""),
@@ -44,10 +44,10 @@ def math_verify_reward(response: str, gold: str) -> float:
 
 def public_reward(response: str, gold: str) -> float:
     """1.0 if one of the three checks accepts the last box, ignoring percent signs, else 0.0."""
-    boxed = last_box(response)
-    if boxed is None:
+    boxes, unfinished = closed_boxes(response)
+    if unfinished or not boxes:
         return 0.0
-    truth, given = (text.replace("\\%", "").replace("%", "") for text in (last_box(gold) or gold, boxed))
+    truth, given = (text.replace("\\%", "").replace("%", "") for text in (last_box(gold) or gold, boxes[-1].strip()))
     return float(_same_text(truth, given) or _same_symbols(truth, given) or _same_by_library(truth, given))
 
 

@@ -1,9 +1,8 @@
-r"""A number and what it is of: units, currencies, degrees, bases; and plain numbers, compared exactly."""
+r"""Units of numbers: lengths, currencies, degrees, bases, and what a question counts."""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 # The units that are known, each spelling with the form it is compared in. What is not here is no unit, except
 # words of the question: see ``counted``.
@@ -48,14 +47,6 @@ MODULUS = re.compile(r"\(?\s*(?:\\[pb]?mod|\\text\{mod\})(?![A-Za-z])\s*\{?\s*(\
 FUNCTION = re.compile(r"\\(?:a?rc)?(?:sin|cos|tan|cot|sec|csc)|(?<![A-Za-z])(?:sin|cos|tan)(?![A-Za-z])")  # of an angle
 CURRENCY = re.compile(r"^(-?)\s*(\\\$|\\text\{[€£]\})\s*")
 
-INTEGER = r"[+-]?\s?\d+"
-LITERAL = re.compile(
-    rf"(?:(?P<sign>[+-]?)\s?(?P<decimal>\d+\.?\d*|\.\d+)|(?P<outer>-?)\s?\\frac\{{(?P<over>{INTEGER})\}}\{{(?P<under>{INTEGER})\}}"
-    rf"|(?P<above>{INTEGER})\s?/\s?(?P<below>\d+)"
-    r"|(?P<mantissa>-?[1-9](?:\.\d+)?)\s*\\(?:times|cdot)\s*10\^(?:(?P<power>\d)|\{(?P<exponent>-?\d{1,3})\}))\s*(?P<percent>\\%)?"
-)  # fmt: skip
-DECIMALS = 6  # digits a rounded number must show, at least, to stand for one that has no end
-
 
 def split_unit(text: str) -> tuple[str, str]:
     """The number and its unit in one spelling; the unit is empty where there is none."""
@@ -82,11 +73,6 @@ def same_unit(gold: str, given: str, plain: bool) -> bool:
         return gold == given
     unit = gold or given
     return not unit.startswith("base") and (plain or not unit.startswith("°"))
-
-
-def is_plain(text: str) -> bool:
-    """Whether a text is a plainly written number."""
-    return LITERAL.fullmatch(text) is not None
 
 
 def counted(text: str, question: str) -> str:
@@ -139,63 +125,3 @@ def _singular(word: str) -> str:
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     return word.removesuffix("s") if len(word) > 3 and not word.endswith("ss") else word
-
-
-def same_literal(gold: str, given: str) -> bool | None:
-    """Whether two plainly written numbers are equal; None where one of them is not a plain number.
-
-    Integers, decimals, fractions and percentages are compared exactly. A decimal also stands for
-    a number without end that it is the correct rounding of, to at least six decimals of which
-    six are significant. A whole number written as a division is not an answer, unless the gold is one, too.
-    """
-    first, second = LITERAL.fullmatch(gold), LITERAL.fullmatch(given)
-    if first is None or second is None:
-        return None
-    try:
-        a, b = _value(first), _value(second)
-    except ZeroDivisionError:
-        return False
-    if _is_division(second, b) and not _is_division(first, a):
-        return False  # 168/2 is not yet 84
-    return a == b or rounds_to(a, given, b) or rounds_to(b, gold, a)
-
-
-def decimal_value(text: str) -> Fraction | None:
-    """The exact value of a plainly written decimal with a point, else None."""
-    match = LITERAL.fullmatch(text)
-    return _value(match) if match and "." in (match["decimal"] or "") and not match["percent"] else None
-
-
-def rounds_to(exact: Fraction, text: str, rounded: Fraction) -> bool:
-    """Whether the decimal ``text`` of value ``rounded`` is what ``exact``, which has no end, rounds to."""
-    digits = re.fullmatch(r"[+-]?\s?\d*\.(\d+)", text)
-    if digits is None or _terminates(exact):
-        return False
-    places, significant = len(digits[1]), len(re.sub(r"\D", "", text).lstrip("0"))
-    return min(places, significant) >= DECIMALS and abs(exact - rounded) * 10**places * 2 <= 1
-
-
-def _is_division(match: re.Match[str], value: Fraction) -> bool:
-    return value.denominator == 1 and bool(match["over"] or match["above"]) and not match["percent"]
-
-
-def _terminates(value: Fraction) -> bool:
-    rest = value.denominator
-    for prime in (2, 5):
-        while rest % prime == 0:
-            rest //= prime
-    return rest == 1
-
-
-def _value(match: re.Match[str]) -> Fraction:
-    """The value of a literal. Raises ZeroDivisionError."""
-    part = {name: (text or "").replace(" ", "") for name, text in match.groupdict().items()}
-    if part["decimal"]:
-        value = Fraction(part["sign"] + part["decimal"].rstrip("."))
-    elif part["mantissa"]:
-        value = Fraction(part["mantissa"]) * Fraction(10) ** int(part["power"] or part["exponent"])
-    elif part["over"]:
-        value = Fraction(int(part["outer"] + "1") * int(part["over"]), int(part["under"]))
-    else:
-        value = Fraction(int(part["above"]), int(part["below"]))
-    return value / 100 if part["percent"] else value

@@ -15,14 +15,14 @@ from delta_cli.rewards.math.answer import UNORDERED, Collection, ParsedAnswer, R
 from delta_cli.rewards.math.boxed import last_box
 from delta_cli.rewards.math.expression import UnreadableError, parse
 from delta_cli.rewards.math.latex import normalise
-from delta_cli.rewards.math.units import counted, decimal_value, is_plain, rounds_to, same_literal, same_unit
+from delta_cli.rewards.math.literals import decimal_value, is_plain, rounds_to, same_literal, same_number
+from delta_cli.rewards.math.units import counted, same_unit
 
 MAX_ITEMS = 40  # of a list or set
 MAX_QUESTION = 20_000  # characters of a question that are looked at
 FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 APPROXIMATE = r"\approx"
 MULTIPLE = ("=", "<", ">", r"\le", r"\ge", r"\ne")  # they hold as well when both sides are multiplied
-ASKS_PERCENT = re.compile(r"(?:what|which|how many|the|as|as a|in) (?:percent|per cent|\\?%)|percentage", re.IGNORECASE)
 
 
 def math_reward(response: str, gold: str, question: str = "") -> float:
@@ -63,16 +63,6 @@ def same_answer(gold: str, answer: str, question: str = "") -> bool:
         return _same(read(truth), read(given))
     except UnreadableError:
         return False
-
-
-def same_number(gold: str, given: str, question: str) -> bool | None:
-    """Of two plain numbers; where the question asks for a percentage, its sign may be left out or added."""
-    same = same_literal(gold, given)
-    if same is not False or gold.endswith("%") == given.endswith("%"):
-        return same
-    if ASKS_PERCENT.search(question[:MAX_QUESTION]):
-        return same_literal(gold.removesuffix(r"\%"), given.removesuffix(r"\%"))
-    return False
 
 
 def warm_up() -> None:
