@@ -141,7 +141,7 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
     from delta_cli.runs.observer import Observer
-    from delta_cli.runs.status import recorded_end
+    from delta_cli.runs.status import recorded_status
     from delta_cli.training.setup import open_trainer
 
     stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
@@ -149,7 +149,7 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
     try:
         with (
             open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer,
-            recorded_end(folder, writes=leads),
+            recorded_status(folder, writes=leads),
         ):
             trainer.run(resume)
     except Interrupted as interrupted:

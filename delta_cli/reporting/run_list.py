@@ -17,7 +17,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.runs import export_stamp
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.runs.status import ending_of
+from delta_cli.runs.status import read_status
 from delta_cli.text import NONE, percent, visible
 
 RunState = Literal["going", "done", "stopped", "failed", "died", "damaged"]
@@ -89,7 +89,7 @@ def _state(run: RunFolder, step: int, steps: int) -> tuple[RunState, str]:
         return "going", ""
     if step >= steps and export_stamp.step_of(run.model) == step:
         return "done", ""
-    ending = ending_of(run.path)
+    ending = read_status(run.path)
     if ending is None or ending.state == "done":  # done, and then its recipe was given more steps
         return "died" if ending is None else "stopped", ""
     return ending.state, ending.reason

@@ -19,7 +19,7 @@ from typing import Any
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.runs.folder import JsonObject
-from delta_cli.runs.observer import Observer, Several
+from delta_cli.runs.observer import Observer, ObserverGroup
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
@@ -40,7 +40,7 @@ def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
         ) from error
     made: dict[str, Callable[[Any, Recipe, Path], Observer]]
     made = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
-    return Several((observer, made[kind](package, recipe, folder)))
+    return ObserverGroup((observer, made[kind](package, recipe, folder)))
 
 
 class Tracker(Observer, ABC):

@@ -1,6 +1,6 @@
-"""Checkpoints: a folder that appears whole or not at all, with a manifest that says whether it still is.
+"""Checkpoints: folders that appear complete or not at all, with a manifest to verify them later.
 
-A checkpoint is written beside its place under a name nobody reads, synced to disk, and renamed.
+A checkpoint is written under a temporary name, flushed to disk, and renamed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _PARTIAL = ".partial-"
 
 @dataclass(frozen=True)
 class State:
-    """The counters a run goes on from; everything else is weights, optimizer and recipe."""
+    """The counters of a run; everything else it needs to resume is in weights, optimizer and recipe."""
 
     step: int  # steps done
-    draws: int  # batches of prompts drawn
-    data: str = ""  # digest of the problems that are drawn from
-    best: float | None = None  # the metric of checkpoint.keep_best, at its best so far
-    best_step: int | None = None  # and the step that had it
+    draws: int  # batches of prompts used
+    data: str = ""  # digest of the training problems
+    best: float | None = None  # best value so far of the metric checkpoint.keep_best
+    best_step: int | None = None  # its step
 
 
 def folder_of(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of a step's checkpoint."""
     return root / f"step-{step:06d}"
 
 
 def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], ranks: Collective = SOLO) -> Path:
-    """Write a checkpoint; ``write`` puts the learner's files into the folder it is given, on every rank its own.
+    """Write a checkpoint; ``write`` puts this rank's learner files into the folder it receives.
 
-    The first rank makes the folder before and seals it after all have written. Raises UserError, with nothing
-    half-written left behind, where the disk does not take it.
+    Rank 0 creates the folder before and seals it after all ranks have written. Raises UserError if the disk refuses
+    a write, and then leaves nothing half-written behind.
     """
     final = folder_of(root, state.step)
     partial = root / f"{_PARTIAL}{final.name}"
@@ -62,32 +62,32 @@ def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], r
             (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
             (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
             _seal(partial)
-            if final.exists():  # a damaged one, which the run went back behind
+            if final.exists():  # damaged: the run resumed from an earlier one
                 shutil.rmtree(final)
             partial.rename(final)
             _sync(root)
-        ranks.barrier()  # no rank may end before the first one has made it whole
+        ranks.barrier()  # no rank may exit before rank 0 has completed it
     return final
 
 
 def find(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint, or None, and a line for each newer one that is damaged."""
+    """The newest intact checkpoint, or None, and a line for each newer one that is damaged."""
     damaged: list[str] = []
     for folder in reversed(_folders(root)):
         problem = check(folder)
         if problem is None:
             return folder, damaged
-        damaged.append(f"{folder}: passed over, {problem}")
+        damaged.append(f"{folder}: skipped, {problem}")
     return None, damaged
 
 
 def steps(root: Path) -> list[int]:
-    """The steps that have a checkpoint, whole or damaged, in order."""
+    """The steps that have a checkpoint, intact or damaged, ascending."""
     return [_step(folder) for folder in _folders(root)]
 
 
 def check(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """What is wrong with a checkpoint; None if it is intact."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version, files = manifest["format"], manifest["files"]
@@ -108,13 +108,13 @@ def check(folder: Path) -> str | None:
 
 
 def _shown(value: object) -> str:
-    """What a damaged manifest holds, on one line."""
+    """A value from a damaged manifest, printable on one line."""
     text = str(value)[:60]
     return text if text.isprintable() else repr(text)
 
 
 def read_state(folder: Path) -> State:
-    """The counters of a checkpoint; :func:`check` has found them whole."""
+    """The counters of a checkpoint that passed :func:`check`."""
     state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
     if _step(folder) != state.step:
         raise ValueError(f"{folder} holds step {state.step}")
@@ -122,19 +122,19 @@ def read_state(folder: Path) -> State:
 
 
 def prune(root: Path, newest: int, keep: int, best: int | None) -> None:
-    """Of the checkpoints up to step ``newest`` remove all but the last ``keep`` and that of step ``best``.
+    """Delete the checkpoints up to step ``newest`` except the last ``keep`` and that of step ``best``.
 
-    Those after it are damaged, or the run would not have gone back behind them.
+    Later ones are left alone: they are damaged, which is why the run resumed from ``newest``.
     """
     for folder in [folder for folder in _folders(root) if _step(folder) <= newest][:-keep]:
         if _step(folder) != best:
-            # Renamed first: a removal that is interrupted leaves nothing that looks like a checkpoint.
+            # Rename first, so that an interrupted deletion leaves nothing that looks like a checkpoint.
             doomed = folder.rename(root / f"{_PARTIAL}old-{folder.name}")
             shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _folders(root: Path) -> list[Path]:
-    """The checkpoints, oldest first."""
+    """The checkpoint folders, oldest first."""
     return sorted((path for path in root.glob("step-*") if path.name[5:].isdecimal()), key=_step)
 
 
@@ -164,7 +164,7 @@ def _digest(file: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or a folder's entries to disk."""
+    """Flush a file, or a folder's directory entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What an evaluation or an export is of: a model, or a run at one of its steps."""
+"""A reference to weights: a model, or a run at one of its steps. Evaluations and exports take one."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CHOICES = "best, last or the number of a step"
 
 @dataclass(frozen=True)
 class CheckpointReference:
-    """A model, or a run with its recipe and the checkpoint that holds the step asked for."""
+    """A model, or a run with its recipe and the checkpoint of the requested step."""
 
-    name: str  # as it was asked for
+    name: str  # as the user gave it
     settings: BackendSettings
     recipe: Recipe | None = None
     checkpoint: Path | None = None  # None: the weights are those of settings.model.path
-    step: int | None = None  # of a run; None where it is not known
+    step: int | None = None  # of a run; None if unknown
 
     @property
     def weights(self) -> str:
-        """The folder or hub name whose files are measured."""
+        """The folder or hub name of the weight files."""
         return str(self.checkpoint or self.settings.model.path)
 
     def load_into(self, learner: Learner) -> None:
-        """Put the step's weights into a learner that was made from ``settings``."""
+        """Load the step's weights into a learner created from ``settings``."""
         if self.checkpoint is not None:
             learner.load(self.checkpoint)
 
@@ -45,10 +45,10 @@ class CheckpointReference:
 def find_checkpoint(
     name: str, which: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> CheckpointReference:
-    """The model or run ``name``; of a run the step ``which``: "best", "last" (also None) or a number.
+    """Find the model or run ``name``; for a run the step ``which``: "best", "last" (also None) or a number.
 
-    The exported model is taken where it holds that very step, else the checkpoint. ``say`` is told of
-    damaged checkpoints that were passed over. Raises UserError where there is no such step.
+    Prefers the exported model if it holds that step, otherwise the checkpoint. Calls ``say`` with a line for each
+    damaged checkpoint it skips. Raises UserError if there is no such step.
     """
     run = RunFolder(Path(name))
     if not run.started:
@@ -69,7 +69,7 @@ def find_checkpoint(
 
 
 def _step(run: RunFolder, which: str, say: Callable[[str], None]) -> int | None:
-    """The step that ``which`` stands for; None for an exported model that does not know its own."""
+    """The step that ``which`` names; None for an exported model without a stamp."""
     if which.isdecimal():
         return int(which)
     if which not in ("best", "last"):
@@ -104,10 +104,10 @@ def _there(run: RunFolder) -> str:
 def export_model(
     reference: CheckpointReference, backend_name: str, out: Path, finish: Callable[[Path], Path] = lambda folder: folder
 ) -> None:
-    """Write the reference's model folder to ``out``, which appears whole or not at all.
+    """Write the referenced model to the folder ``out``, which appears complete or not at all.
 
-    ``finish`` gets the folder while it is still under another name, adds to it or makes another one of it, and
-    returns which of them becomes ``out``. Raises UserError where the disk does not take it.
+    ``finish`` receives the folder under its temporary name, may add files or convert it into another folder, and
+    returns the folder that becomes ``out``. Raises UserError if the disk refuses a write.
     """
     partial = out.with_name(f".{out.name}.partial")
     try:

@@ -1,6 +1,6 @@
-"""Which step of a run an exported model folder holds, in a file of its own beside the weights.
+"""A file beside exported weights that says which step of a run they come from.
 
-The file is written last: a folder without it was not exported to the end, or comes from elsewhere.
+It is written last: a folder without it was not exported completely, or comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ FILE = "delta.json"
 
 
 def write_step(folder: Path, step: int) -> None:
-    """Say in an exported model folder that it holds the weights after ``step``."""
+    """Mark an exported model folder as the weights after ``step``."""
     (folder / FILE).write_text(json.dumps({"format": 1, "step": step}) + "\n", encoding="utf-8")
 
 
 def step_of(folder: Path) -> int | None:
-    """The step whose weights a model folder holds; None where it does not say."""
+    """The step whose weights a model folder holds; None if the folder does not say."""
     try:
         step = json.loads((folder / FILE).read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The folder a run leaves behind: recipe, metrics, evaluations, recorded rollouts, checkpoints, model."""
+"""The folder of a run: recipe, metrics, evaluations, recorded rollouts, checkpoints, model."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from delta_cli.recipe.renamed import with_new_metrics
 JsonObject = dict[str, Any]
 
 
-# What a full disk raises in a backend's save and export: safetensors has its own error, MLX a RuntimeError.
+# Errors of a backend's save and export on a full disk: safetensors has its own type, MLX raises RuntimeError.
 BACKEND_WRITES = (SafetensorError, RuntimeError)
 
 
 @contextmanager
 def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
-    """Turns what the disk refuses, an OSError or what is named in ``also``, into a UserError."""
+    """Turn an OSError, or an error listed in ``also``, into a UserError that names ``path``."""
     refusals: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
     except refusals as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise UserError(
-            f"{path}: cannot be written ({reason}); put that right, then go on from the last checkpoint with --resume"
+            f"{path}: cannot be written ({reason}); fix that, then continue from the last checkpoint with --resume"
         ) from error
 
 
 class RunFolder:
-    """Paths of a run, and the lines it writes. One process at a time may hold it."""
+    """The paths of a run and the lines it writes. Only one process at a time may hold the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,10 +51,10 @@ class RunFolder:
         self._lock = FileLock(path / ".lock")
 
     def hold(self) -> None:
-        """Create the folder and keep other processes out; raises UserError where that fails."""
+        """Create the folder and lock it against other processes; raises UserError if that fails."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0.5)  # `delta runs` holds it for an instant, to see whether it is free
+            self._lock.acquire(timeout=0.5)  # `delta runs` holds the lock for an instant to see whether it is free
         except Timeout:
             raise UserError(
                 f"{self.path}: another process is training in this folder; choose another --run-dir"
@@ -63,18 +63,18 @@ class RunFolder:
             raise UserError(f"{self.path}: cannot be written ({error.strerror}); choose another --run-dir") from None
 
     def release(self) -> None:
-        """Let other processes in."""
+        """Unlock the folder."""
         self._lock.release()
 
     @property
     def started(self) -> bool:
-        """Whether a run has begun here."""
+        """Whether the folder holds a run."""
         return self.recipe.exists()
 
     def begin(self, recipe: str, step: int | None = None) -> None:
-        """Write the resolved recipe, and forget what was recorded after ``step``; None: everything.
+        """Write the resolved recipe and delete what was recorded after ``step``; None: everything.
 
-        The recipe is what makes the folder a run, so it comes last.
+        The recipe is written last, because it is what makes the folder a run.
         """
         with writing(self.path):
             self.rollouts.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ class RunFolder:
                 if file.exists():
                     _write_whole(file, "".join(map(_line, _up_to(step, file))))
             for file in self.rollouts.glob("step-*.jsonl.gz"):
-                number = file.name[5:-9]  # what somebody else put there stays
+                number = file.name[5:-9]  # a file that is not ours stays
                 if number.isdecimal() and int(number) > (step or 0):
                     file.unlink()
             _write_whole(self.recipe, recipe)
@@ -94,7 +94,7 @@ class RunFolder:
             stream.write(_line(record))
 
     def amend_metrics(self, step: int, changes: JsonObject) -> JsonObject:
-        """Add to the line of a step, which is returned; where there is none, only to what is returned."""
+        """Merge ``changes`` into a step's line of metrics and return the result, even if the file lacks that line."""
         records = list(read_lines(self.metrics)) if self.metrics.exists() else []
         amended: JsonObject = {"step": step} | changes
         for place, record in enumerate(records):
@@ -105,14 +105,14 @@ class RunFolder:
         return amended
 
     def sync(self) -> None:
-        """Have every line on disk before a checkpoint says that they are there."""
+        """Flush all lines to disk; a checkpoint may only claim them afterwards."""
         for file in (self.metrics, self.evaluations, self.notices):
             if file.exists():
                 with writing(file):
                     _sync(file)
 
     def emptied_model(self) -> Path:
-        """The folder of the exported model, there and without files of an earlier export."""
+        """Create the folder of the exported model, or delete the files of an earlier export from it."""
         self.model.mkdir(parents=True, exist_ok=True)
         for file in self.model.iterdir():
             if file.is_file():
@@ -120,14 +120,14 @@ class RunFolder:
         return self.model
 
     def rollout_file(self, step: int) -> Path:
-        """Where the rollout batch of a step is recorded."""
+        """The file of a step's recorded rollouts."""
         return self.rollouts / f"step-{step:06d}.jsonl.gz"
 
     def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
-        """JsonObject the responses of a step, one line each; the file appears whole."""
+        """Write the responses of a step, one line each; the file appears complete or not at all."""
         file = self.rollout_file(step)
         partial = file.with_suffix(".partial")
-        # Level 1: on these lines a fifth larger than the default level and five times as fast.
+        # Level 1 is five times as fast as the default on these lines, for files a fifth larger.
         with writing(file):
             with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
                 stream.writelines(map(_line, records))
@@ -135,38 +135,38 @@ class RunFolder:
             partial.replace(file)
 
 
-class FollowedFolder(RunFolder):
-    """The folder of a run as the ranks after the first know it: they read it, and the first one writes."""
+class ReadOnlyRunFolder(RunFolder):
+    """A run folder for every rank but the first: reads work, writes do nothing because rank 0 makes them."""
 
     def hold(self) -> None:
-        """The first rank holds it."""
+        """Rank 0 holds the lock."""
 
     def release(self) -> None:
-        """Nothing was held."""
+        """Rank 0 holds the lock."""
 
     def begin(self, recipe: str, step: int | None = None) -> None:
-        """The first rank writes the recipe."""
+        """Rank 0 writes the recipe."""
 
     def append(self, file: Path, record: JsonObject) -> None:
-        """The first rank adds the line."""
+        """Rank 0 adds the line."""
 
     def amend_metrics(self, step: int, changes: JsonObject) -> JsonObject:
-        """The first rank adds to the line."""
+        """Rank 0 changes the line."""
         return {"step": step} | changes
 
     def sync(self) -> None:
-        """Nothing was written."""
+        """This rank wrote nothing."""
 
     def emptied_model(self) -> Path:
-        """The first rank empties it."""
+        """Rank 0 empties the folder."""
         return self.model
 
     def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
-        """The first rank records them."""
+        """Rank 0 writes them."""
 
 
 def read_lines(file: Path) -> Iterator[JsonObject]:
-    """The records of a .jsonl or .jsonl.gz file, up to a last line that a killed process left torn."""
+    """Read a .jsonl or .jsonl.gz file; ignores an incomplete last line, which a killed process may leave."""
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
         for line in stream:
             try:
@@ -176,11 +176,11 @@ def read_lines(file: Path) -> Iterator[JsonObject]:
             if isinstance(record, dict):
                 yield with_new_metrics(record)
             elif line.endswith(b"\n"):
-                raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; mend or remove the line")
+                raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; fix or delete the line")
 
 
 def missing_steps(file: Path, last: int) -> str:
-    """Steps from 1 to ``last`` that a file of records has no line for, as "steps 3 to 5, 8"; empty where none is."""
+    """The steps from 1 to ``last`` without a line in the file, such as "steps 3 to 5, 8"; empty if none is missing."""
     there = {record.get("step") for record in read_lines(file)} if file.exists() else set()
     missing = [step for step in range(1, last + 1) if step not in there]
     starts = [step for step in missing if step - 1 not in missing]
@@ -190,18 +190,18 @@ def missing_steps(file: Path, last: int) -> str:
 
 
 def _up_to(step: int | None, file: Path) -> list[JsonObject]:
-    """The records of the steps up to ``step``; none for None."""
+    """The records of steps up to ``step``; None: no records."""
     if step is None:
         return []
     records = list(read_lines(file))
     for record in records:
         if not isinstance(record.get("step"), int):
-            raise UserError(f"{file}: a line without its step: {str(record)[:60]}; mend or remove the line")
+            raise UserError(f"{file}: a line without a step: {str(record)[:60]}; fix or delete the line")
     return [record for record in records if record["step"] <= step]
 
 
 def _write_whole(file: Path, text: str) -> None:
-    """Replace a file by one that is complete on disk."""
+    """Replace a file atomically by one that is flushed to disk."""
     partial = file.with_name(f"{file.name}.partial")
     with partial.open("w", encoding="utf-8") as stream:
         stream.write(text)
@@ -211,7 +211,7 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 def _sync(file: Path) -> None:
-    """Wait until what was written to a file is on disk."""
+    """Flush a file to disk."""
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
 

@@ -1,4 +1,4 @@
-"""What the loop tells whoever watches it. Subclasses override what they care for."""
+"""Callbacks of the training loop, for displays and trackers. Subclasses override the ones they need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delta_cli.runs.folder import JsonObject
 
 @dataclass(frozen=True)
 class Example:
-    """A response of the last batch, to look at."""
+    """A response of the last batch, for display."""
 
     question: str
     response: str
@@ -20,26 +20,26 @@ class Example:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should know: what happened, what it means, what to do."""
+    """A warning for the user: what happened, what it means, what to do."""
 
-    name: str  # of the tripwire; one notice a name and run
+    name: str  # of the tripwire; each name fires once per run
     text: str
 
 
 class Observer:
-    """Hears of a run; does nothing."""
+    """An observer that ignores everything."""
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """A run of ``steps`` steps goes on from step ``first``, 0 when it is new, on a backend with so many threads."""
+        """A run of ``steps`` steps starts after step ``first`` (0: new); ``machine`` names backend and threads."""
 
     def phase(self, name: str, total: int = 0) -> None:
-        """A phase begins (rollout, reward, score, update, evaluate, save) and will see ``total`` responses."""
+        """A phase starts (rollout, reward, score, update, evaluate, save), with ``total`` responses to come."""
 
     def advance(self, responses: int, tokens: int) -> None:
-        """So many responses and tokens of the phase are there, in all."""
+        """The phase has completed this many responses and tokens so far."""
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """A step is done: its line of metrics, and a right and a wrong response where there are such."""
+        """A step is done: its metrics, and one right and one wrong response if the batch has them."""
 
     def evaluation(self, record: JsonObject) -> None:
         """An evaluation on held-out problems is done."""
@@ -48,46 +48,46 @@ class Observer:
         """A tripwire fired for the first time."""
 
     def end(self) -> None:
-        """Nothing more will come; always called."""
+        """The run is over; always the last call."""
 
 
-class Several(Observer):
-    """Several observers that all hear of one run."""
+class ObserverGroup(Observer):
+    """Passes every call on to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.begin(title, steps, first, machine)
 
     def phase(self, name: str, total: int = 0) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.phase(name, total)
 
     def advance(self, responses: int, tokens: int) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.advance(responses, tokens)
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.step(record, examples)
 
     def evaluation(self, record: JsonObject) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.evaluation(record)
 
     def notice(self, notice: Notice) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.notice(notice)
 
     def end(self) -> None:
-        """To each."""
+        """Pass on to each observer."""
         for observer in self._observers:
             observer.end()

@@ -1,4 +1,4 @@
-"""Reading a run's folder, finished or not: metrics, evaluations, recorded responses, and its tokenizer."""
+"""Read the folder of a run, finished or not: metrics, evaluations, recorded responses and the tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
 
 @dataclass(frozen=True)
 class RecordedResponse:
-    """A recorded response of n tokens, with what the update did with each."""
+    """A recorded response of n tokens, with the credit and scores of each token."""
 
     group: int  # index of its prompt in the batch
     problem: str
@@ -37,19 +37,19 @@ class RecordedResponse:
     failure: str | None
     advantage: float
     truncated: bool
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of several each alone, before its weight
+    rewards: Mapping[str, float] = field(default_factory=dict)  # by name, before its weight; empty if only one
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def each_reward(self) -> str:
-        """Of several rewards each alone, in words; nothing where there is one."""
+        """Each reward in words, if there are several; otherwise empty."""
         return f" ({', '.join(f'{name} {value:g}' for name, value in self.rewards.items())})" if self.rewards else ""
 
     @classmethod
     def read(cls, record: JsonObject) -> RecordedResponse:
-        """From a line of rollouts/."""
+        """Parse a line of a rollouts file."""
         return cls(
             group=record["group"],
             problem=str(record["problem"]),
@@ -70,10 +70,10 @@ class RecordedResponse:
 
 
 class RecordedRun:
-    """What a run has written so far. A run that is still going, or was killed, reads like any other."""
+    """What a run has written so far; works for running and killed runs too."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError where there is no run."""
+        """Raises UserError if the folder holds no run."""
         self.path = path
         self.name = path.resolve().name
         self._folder = RunFolder(path)
@@ -82,7 +82,7 @@ class RecordedRun:
 
     @cached_property
     def recipe(self) -> JsonObject:
-        """recipe.toml as it stands, unchecked: it may come from another version."""
+        """recipe.toml without validation, because another version may have written it."""
         try:
             return tomllib.loads(self._folder.recipe.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -90,33 +90,33 @@ class RecordedRun:
 
     @cached_property
     def metrics(self) -> list[JsonObject]:
-        """A record for each step."""
+        """One record per step."""
         return self._lines(self._folder.metrics)
 
     @cached_property
     def evaluations(self) -> list[JsonObject]:
-        """A record for each evaluation on held-out problems."""
+        """One record per evaluation on held-out problems."""
         return self._lines(self._folder.evaluations)
 
     @cached_property
     def notices(self) -> list[JsonObject]:
-        """What tripwires said: step, name, text."""
+        """The warnings of the run: step, name, text."""
         return self._lines(self._folder.notices)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of the exported model, or while there is none of the model that the recipe began with."""
+        """The tokenizer of the exported model, or of the recipe's base model if nothing is exported yet."""
         if (self._folder.model / "tokenizer.json").is_file():
             return Tokenizer.load(str(self._folder.model))
         return Tokenizer.load(model_path(self.recipe["model"]["path"]))
 
     @cached_property
     def steps(self) -> list[int]:
-        """Steps whose responses are recorded, in order."""
+        """The steps with recorded responses, ascending."""
         return sorted(int(file.name[5:11]) for file in self._folder.rollouts.glob("step-*.jsonl.gz"))
 
     def check_step(self, step: int | None) -> int:
-        """The step asked for, the last one without it; raises UserError where it is not recorded."""
+        """The given step, or the last recorded one for None; raises UserError if it is not recorded."""
         if not self.steps:
             raise UserError(f"{self._folder.rollouts}: no responses are recorded; see checkpoint.rollouts_every")
         if step is None:
@@ -130,12 +130,12 @@ class RecordedRun:
         return step
 
     def responses(self, step: int) -> Iterator[RecordedResponse]:
-        """The responses of a recorded step in order, those of one prompt together."""
+        """The responses of a recorded step in order, grouped by prompt."""
         try:
             for record in read_lines(self._folder.rollout_file(step)):
                 yield RecordedResponse.read(record)
         except (EOFError, gzip.BadGzipFile, zlib.error):
-            return  # the file was cut off while it was copied; what came before is whole
+            return  # a truncated copy: everything read so far is intact
 
     def _lines(self, file: Path) -> list[JsonObject]:
         return list(read_lines(file)) if file.exists() else []

@@ -1,4 +1,4 @@
-"""How a run ended the last time: a file in its folder that is there only while nobody trains in it."""
+"""How a run last ended: a file in its folder that exists only while no process trains in it."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ FILE = "end.json"
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What the process that trained said last; a process that was killed says nothing."""
+class RunStatus:
+    """The last word of the process that trained; a killed process leaves none."""
 
     state: Literal["done", "stopped", "failed"]
     reason: str = ""  # of a failure, one line
 
 
 @contextmanager
-def recorded_end(folder: Path, writes: bool = True) -> Iterator[None]:
-    """Write how what is done inside ends; only the process that holds the folder ``writes``."""
+def recorded_status(folder: Path, writes: bool = True) -> Iterator[None]:
+    """Record how the block ends; only the process that holds the folder ``writes``."""
     if not writes:
         yield
         return
     (folder / FILE).unlink(missing_ok=True)
     try:
         yield
-    except BaseException as error:  # looked at, not handled: it goes on up
+    except BaseException as error:  # only recorded, then raised again
         stopped = isinstance(error, Interrupted)
-        _write(folder, Ending("stopped") if stopped else Ending("failed", _line(error)))
+        _write(folder, RunStatus("stopped") if stopped else RunStatus("failed", _line(error)))
         raise
-    _write(folder, Ending("done"))
+    _write(folder, RunStatus("done"))
 
 
-def ending_of(folder: Path) -> Ending | None:
-    """How a run ended; None where its process did not say."""
+def read_status(folder: Path) -> RunStatus | None:
+    """How a run ended; None if its process left no status."""
     try:
-        return Ending(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return RunStatus(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(folder: Path, ending: Ending) -> None:
-    with suppress(OSError):  # a full disk: the run has failed of it, or has said that it is done
+def _write(folder: Path, ending: RunStatus) -> None:
+    with suppress(OSError):  # a full disk must not hide the run's own result
         (folder / FILE).write_text(json.dumps(asdict(ending), ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of a wrong response carry its blame: those of the first equation in it that does not hold."""
+"""The tokens of a wrong response that carry its blame: those of the first equation that does not hold."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from delta_cli.rollout.batch import RolloutBatch
 
 
 def blamed_tokens(batch: RolloutBatch, advantages: Doubles, tokenizer: Tokenizer) -> Bools:
-    """The tokens [N] of the first false equation of each response with a negative advantage; all others are False.
+    """Mark the tokens [N] of the first false equation of each response with a negative advantage.
 
-    What stands before it is no mistake, what follows may be right given the mistake. ``advantages`` [R].
+    Text before it contains no mistake, and text after it may be correct given the mistake. ``advantages`` is [R].
     """
     starts = batch.sequences.starts
     blamed = np.zeros(len(batch.sequences.tokens), dtype=bool)
@@ -25,7 +25,7 @@ def blamed_tokens(batch: RolloutBatch, advantages: Doubles, tokenizer: Tokenizer
 
 
 def first_false(tokens: Ids, tokenizer: Tokenizer) -> range | None:
-    """Indices of the tokens of the first written equation that does not hold; None where all do."""
+    """The token indices of the first equation that does not hold; None if all hold."""
     pieces = tokenizer.pieces(tokens)
     false = next((each for each in find_equations("".join(pieces)) if not each.holds), None)
     if false is None:

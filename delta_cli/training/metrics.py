@@ -18,7 +18,7 @@ from delta_cli.training.update import ScoredBatch
 
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
-    """Numbers of the responses alone; of ``drawn`` prompts ``wanted`` were to be kept."""
+    """Metrics of the responses; ``drawn`` prompts were sampled to fill a batch of ``wanted``."""
     lengths = batch.sequences.lengths
     return {
         "reward_mean": float(batch.rewards.mean()),
@@ -72,7 +72,7 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) 
 
 
 def describe_ranks(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What ranks differ in, from each one's record of a step: the largest memory, and how far times lie apart."""
+    """Metrics of the differences between ranks: largest memory, and the spread of phase times."""
     found: dict[str, Any] = {"processes": len(records)}
     for name in ("peak_memory", "swapped"):
         values = [record[name] for record in records if record[name] is not None]
@@ -85,7 +85,7 @@ def describe_ranks(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def swapped() -> int | None:
-    """Bytes of this process that are swapped out; None where the system does not say (other than Linux)."""
+    """Bytes of this process that are swapped out; None except on Linux."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:

@@ -1,8 +1,8 @@
-"""Replay a recorded rollout batch on two backends, and measure how far apart they are.
+"""Replay a recorded rollout batch on two backends and measure how much they differ.
 
-Both start from the same model and go through the same code as a training step: score, credit,
-loss, gradient. The gradient is read off the weights: with an epsilon far above it, AdamW's first
-step is a step along the gradient, so a backend needs no verb for it.
+Both start from the same model and run the code of a training step: score, credit, loss, gradient. The gradient is
+read from the change of the weights: if epsilon is much larger than the gradient, AdamW's first step follows the
+gradient, so backends need no method that returns it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.folder import read_lines
 from delta_cli.training.update import Updater
 
-_EPSILON = 1e8  # of AdamW: far above any gradient
-_LENGTH = 1e3  # of the step, in gradients: long enough for float32 weights to show it
+_EPSILON = 1e8  # of AdamW: much larger than any gradient
+_LENGTH = 1e3  # step length in gradients: long enough to show in float32 weights
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Difference:
 
     @property
     def within(self) -> bool:
-        """Whether it is small enough; a number that is not finite is not."""
+        """Whether it is small enough; NaN and infinity are not."""
         return self.value <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What one backend makes of the batch."""
+    """The results of one backend on the batch."""
 
     logprobs: Doubles  # [N]
     entropies: Doubles  # [N]
@@ -58,7 +58,7 @@ class Replay:
 
 
 def read_batch(file: Path, temperature: float) -> RolloutBatch:
-    """The batch of a file in ``rollouts/``; raises UserError where it is none."""
+    """Read the batch of a file in ``rollouts/``; raises UserError if it is not one."""
     try:
         records = list(read_lines(file))
         prompts = tuple(np.array(record["prompt_ids"], np.int64) for record in records)
@@ -86,7 +86,7 @@ def read_batch(file: Path, temperature: float) -> RolloutBatch:
 
 
 def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -> Replay:
-    """Score, credit, loss and gradient of the batch, from the model's weights as they are stored."""
+    """Scores, coefficients, loss and gradient of the batch under the stored weights of the model."""
     straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=_EPSILON)
     settings = backend_settings(recipe)
     settings = replace(settings, model=settings.model.but(path=model), optimizer=straight)
@@ -114,7 +114,7 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
 
 
 def differences(first: Replay, second: Replay, tolerance: float) -> list[Difference]:
-    """The largest differences: absolute per token, the gradient's relative to its norm."""
+    """The largest differences: absolute for each token, relative to its norm for the gradient."""
 
     def largest(one: Doubles, other: Doubles) -> float:
         return float(np.abs(one - other).max(initial=0.0))
@@ -138,7 +138,7 @@ def _shared(first: Replay, second: Replay) -> Iterable[str]:
 
 
 def _weights(learner: Learner) -> dict[str, Doubles]:
-    """The model's weights, by way of an export."""
+    """The model's weights, read from an export."""
     found: dict[str, Doubles] = {}
     with TemporaryDirectory() as scratch:
         learner.export(Path(scratch))

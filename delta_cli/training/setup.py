@@ -30,7 +30,7 @@ from delta_cli.rewards.verifiers import check_answers
 from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 from delta_cli.rollout.open_sampler import open_sampler
 from delta_cli.rollout.worker import RolloutWorker
-from delta_cli.runs.folder import FollowedFolder, RunFolder
+from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder
 from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.trainer import Trainer
 
@@ -46,10 +46,9 @@ def open_trainer(
     stop_asked: Callable[[], bool] = lambda: False,
     ranks: Collective = SOLO,
 ) -> Iterator[Trainer]:
-    """A trainer with everything loaded, holding its run folder; freed on leaving. Every rank opens its own.
+    """Load everything a trainer needs and lock its run folder; frees both on exit. Every rank opens its own.
 
-    What is cheap to check is checked before what is dear to load. Raises UserError or BackendError,
-    one line each.
+    Cheap checks run before expensive loading. Raises UserError or BackendError, with one line each.
     """
     name = registry.resolve(backend_name)
     tokenizer = load_tokenizer(recipe)
@@ -64,7 +63,7 @@ def open_trainer(
             observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
         for line in gold_notices(data, grader):
             observer.notice(Notice("gold_refused", line))
-        folder = RunFolder(run_dir) if ranks.rank == 0 else FollowedFolder(run_dir)
+        folder = RunFolder(run_dir) if ranks.rank == 0 else ReadOnlyRunFolder(run_dir)
         folder.hold()
         stack.callback(folder.release)
         engine = registry.create(name, backend_settings(recipe), ranks)
@@ -85,7 +84,7 @@ def open_trainer(
 
 
 def _prompt_tokens(recipe: Recipe) -> int | None:
-    """What a prompt is cut to, where long ones are not left out."""
+    """The length that long prompts are cut to; None if they are dropped instead."""
     return recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "cut" else None
 
 
@@ -94,12 +93,12 @@ def _tell(observer: Observer, line: str) -> None:
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
-    """The model's tokenizer; raises UserError where it has no end-of-sequence token."""
+    """The model's tokenizer; raises UserError if it has no end-of-sequence token."""
     data = recipe.data
     tokenizer = Tokenizer.load(model_path(recipe.model.path)).chatting(data.system, data.thinking)
     if (data.system is not None or data.thinking is not None) and template_of(recipe) not in CHAT:
         raise UserError(
-            f"data.system and data.thinking are about chats, and the prompt template is {template_of(recipe)}; set "
+            f"data.system and data.thinking apply to chats only, but the prompt template is {template_of(recipe)}; set "
             f"data.template to {' or '.join(CHAT)}, or write the message into a template of your own"
         )
     if not tokenizer.eos_ids:
@@ -111,12 +110,12 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> None:
-    """Raise UserError where the longest prompt and response together are more than the model can read."""
+    """Raise UserError if the longest prompt and response together exceed the model's context."""
     limits, template = recipe.rollout, template_of(recipe)
     file = config_file(recipe.model.path)
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    except (OSError, ValueError):  # which the backend says when it reads it
+    except (OSError, ValueError):  # the backend reports it when it reads the file
         return
     context = config.get("max_position_embeddings") if isinstance(config, dict) else None
     if not isinstance(context, int) or limits.max_prompt_tokens + limits.max_tokens <= context:
@@ -131,13 +130,13 @@ def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> Non
 
 
 def template_of(recipe: Recipe) -> str:
-    """The prompt template, the data's usual one where the recipe names none."""
+    """The recipe's prompt template, or the default of its data source."""
     usual = {SOURCE: "chat", word_problems.SOURCE: "two_shot"}
     return recipe.data.template or usual.get(recipe.data.source, "paper")
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
-    """The recipe's problems; raises UserError where there are none, or their answers are not what the reward needs."""
+    """The recipe's problems; raises UserError if there are none, or the reward cannot use their answers."""
     data = recipe.data
     loaded = load_problems(
         DataSpec(
@@ -164,7 +163,7 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
 
 
 def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
-    """What a run is evaluated on while it trains; raises UserError where that is nothing."""
+    """The benchmarks a run is evaluated on while it trains; raises UserError if there are none."""
     if recipe.evaluation.suite is not None:
         suite = suites.load_suite(recipe.evaluation.suite)
         if own := [reward.custom_file for reward in recipe.verifiers if reward.kind == "custom"]:
@@ -196,7 +195,7 @@ def check_functions(rewards: WeightedReward, problem: Problem) -> None:
 
 
 def gold_notices(data: LoadedData, rewards: WeightedReward) -> list[str]:
-    """A line on gold answers that the verifier refuses as answers to themselves, out of a sample; no line if none."""
+    """A warning if the verifier rejects gold answers as answers to themselves, judged by a sample; else empty."""
     grader = next((term.grader for term in rewards.terms if term.grader.reward.kind == "math"), None)
     if grader is None:
         return []
@@ -209,12 +208,12 @@ def gold_notices(data: LoadedData, rewards: WeightedReward) -> list[str]:
     examples = "; ".join(f"{problem.id}: {problem.answer!r}" for problem in refused[:3])
     return [
         f"{len(refused)} of {len(sample)} gold answers are not accepted as answers to themselves, so no response to "
-        f"these problems is ever right: {examples}. Leave them out with data.filter, or mend the data"
+        f"these problems can ever be right: {examples}. Exclude them with data.filter, or fix the data"
     ]
 
 
 def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
-    """How a run draws and judges responses to the problems it is evaluated on."""
+    """How a run samples and grades responses in its evaluations."""
     evaluation = recipe.evaluation
     return EvaluationSettings(
         verifier=_reader(recipe),
@@ -234,13 +233,13 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
 
 
 def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
-    """What reads answers out of responses, for majorities: the first verifier; for a function of one's own a box."""
+    """The verifier that extracts answers for majority votes: the first one, or math for custom rewards."""
     kind = recipe.verifiers[0].kind
     return "math" if kind == "custom" or kind == "format" or kind == "length" else kind
 
 
 def make_grader(recipe: Recipe) -> WeightedReward:
-    """The recipe's rewards, in worker processes."""
+    """The recipe's rewards, graded in worker processes."""
     limit, form = recipe.rollout.max_tokens, recipe.verifiers[0].kind
     return WeightedReward(
         [

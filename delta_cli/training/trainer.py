@@ -1,4 +1,4 @@
-"""The loop, read top to bottom: draw, grade, score, credit, update, record, save."""
+"""The training loop, read top to bottom: sample, grade, score, assign credit, update, record, save."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from delta_cli.training.metrics import describe_batch, describe_coefficients, de
 from delta_cli.training.rollout_records import rollout_records
 from delta_cli.training.update import ScoredBatch, Updater
 
-NONFINITE_STEPS = 3  # in a row in which no update was finite, before a run stops
+NONFINITE_STEPS = 3  # consecutive steps without a finite update before a run stops
 
 
 @dataclass
 class Trainer:
-    """A run: its parts, and the counters it goes on from."""
+    """A run: its parts and its counters."""
 
     recipe: Recipe
     learner: Learner
-    worker: RolloutWorker  # its sampler draws from the weights that the learner publishes
+    worker: RolloutWorker  # samples from the weights that the learner publishes
     problems: Sequence[Problem]
     benchmarks: Sequence[Benchmark]  # to evaluate on
     evaluation: EvaluationSettings
@@ -64,20 +64,20 @@ class Trainer:
             self._check_stop,
             self.updater.sampler_proxy,
         )
-        self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare with
+        self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare against
         self._noticed: set[str] = set()
         self._nonfinite = 0
-        self._saved = 0  # step of the last checkpoint; before the first step there is nothing to save
+        self._saved = 0  # step of the last checkpoint; nothing to save before the first step
         self._published = self.learner.version
-        if self.ranks.size == 1:  # others would wait for ever in the middle of a forward
+        if self.ranks.size == 1:  # with several ranks, the others would wait forever inside a forward pass
             self.learner.interrupt = self._interrupt_forward
         self.state = replace(self.state, data=_digest(self.problems))
 
     def run(self, resume: bool = False) -> None:
         """Train until the recipe's last step, then export the model.
 
-        Raises Interrupted when ``stop_asked`` said so: between two steps or before the updates of
-        one, which is then dropped and drawn again on resume. What is done is saved before.
+        Raises Interrupted if ``stop_asked`` returns True: between two steps, or before the updates of a step, which is
+        then dropped and sampled again on resume. Finished steps are saved first.
         """
         found = self._restore() if resume else None
         self.folder.begin(to_toml(self.recipe), found)
@@ -155,12 +155,12 @@ class Trainer:
         return batch, waited
 
     def _publish(self) -> None:
-        """Have the sampler draw from the present weights."""
+        """Make the sampler use the present weights."""
         if (weights := self._new_weights()) is not None:
             self.worker.sampler.load_weights(weights)
 
     def _new_weights(self) -> PublishedWeights | None:
-        """The present weights, published; None where the sampler draws from them already."""
+        """Publish the present weights; None if the sampler already uses them."""
         self._published = self.learner.version
         sampler = self.worker.sampler
         return None if sampler.version == self.learner.version else self.learner.publish(sampler.inbox)
@@ -175,7 +175,7 @@ class Trainer:
         record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
         record["rollout_tokens_per_second"] = record["tokens"] / max(record["seconds_rollout"], 1e-9)
-        # JSON has no infinity and no NaN.
+        # JSON has neither infinity nor NaN.
         record |= {k: None for k, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
         self.folder.append(self.folder.metrics, record)
         self._first = self._first or record
@@ -188,7 +188,7 @@ class Trainer:
         self.observer.notice(notice)
 
     def _evaluate(self, step: int) -> float:
-        """Accuracy over the problems of all benchmarks, recorded."""
+        """Run and record an evaluation; returns the accuracy over the problems of all benchmarks."""
         settings = self.evaluation
         with self.clock.phase("evaluate"):
             self.collector.wait_until_idle()
@@ -212,7 +212,7 @@ class Trainer:
         return overall.mean
 
     def _make_up_evaluation(self) -> None:
-        """The evaluation after the last step, where a request to stop ended it."""
+        """Run the evaluation of the last step if a stop request interrupted it."""
         lines = list(read_lines(self.folder.evaluations)) if self.folder.evaluations.exists() else []
         missing = self._due(self.recipe.evaluation.every) and self.state.step not in {
             line.get("step") for line in lines
@@ -233,18 +233,18 @@ class Trainer:
         )
 
     def _due(self, every: int | Literal["never"]) -> bool:
-        """Whether something that happens every so many steps happens after the step just done."""
+        """Whether an action with the interval ``every`` is due after the step just done."""
         if every == "never":
             return False
         return self.state.step == self.recipe.run.steps or bool(every and self.state.step % every == 0)
 
     def _is_best(self, record: JsonObject) -> bool:
-        """Whether the step has the best value so far of the metric whose best checkpoint is kept."""
+        """Whether the step has the best value so far of the metric checkpoint.keep_best."""
         value = record.get(self.recipe.checkpoint.keep_best or "")
         return value is not None and (self.state.best is None or value > self.state.best)
 
     def _save(self, record: JsonObject | None = None) -> None:
-        """A checkpoint of the state now; older ones go once it is safe."""
+        """Save a checkpoint, then delete older ones."""
         settings, root = self.recipe.checkpoint, self.folder.checkpoints
         with self.clock.phase("save"):
             self.observer.phase("save")
@@ -257,23 +257,23 @@ class Trainer:
             self._saved = self.state.step
 
     def _restore(self) -> int | None:
-        """Load the newest whole checkpoint and return its step; None where the run had not saved one yet."""
+        """Load the newest intact checkpoint and return its step; None if the run has not saved one yet."""
         found, damaged = from_first(self.ranks, self._find())
         for line in damaged:
             self.observer.notice(Notice("damaged_checkpoint", line))
         if found is None:
             if damaged:
-                raise UserError(f"{self.folder.checkpoints}: no checkpoint is whole ({damaged[0]}); start a new run")
+                raise UserError(f"{self.folder.checkpoints}: no checkpoint is intact ({damaged[0]}); start a new run")
             return None
         state: checkpoint.State = from_first(self.ranks, checkpoint.read_state(found) if self.ranks.rank == 0 else None)
         if state.data != self.state.data:
             raise UserError(
-                f"{found}: the problems of {self.recipe.data.source} are not those this run began with; put the data "
-                "back, or start a new run"
+                f"{found}: the problems of {self.recipe.data.source} are not the ones this run started with; restore "
+                "the data, or start a new run"
             )
         if state.step > self.recipe.run.steps:
             raise UserError(
-                f"{found}: the run has {state.step} steps already, more than run.steps = {self.recipe.run.steps}; "
+                f"{found}: the run already has {state.step} steps, more than run.steps = {self.recipe.run.steps}; "
                 f"choose at least {state.step}, or start a new run"
             )
         self.learner.load(found)
@@ -281,11 +281,11 @@ class Trainer:
         return state.step
 
     def _find(self) -> tuple[Path | None, list[str]]:
-        """The newest whole checkpoint and what is wrong with newer ones; only the first rank looks."""
+        """The newest intact checkpoint and what is wrong with newer ones; only rank 0 looks."""
         return checkpoint.find(self.folder.checkpoints) if self.ranks.rank == 0 else (None, [])
 
     def _recall(self) -> None:
-        """What tripwires need to know of the steps before."""
+        """Read what tripwires need to know about earlier steps."""
         if self.folder.metrics.exists():
             self._first = next(read_lines(self.folder.metrics), None)
             self.updater.recall(read_lines(self.folder.metrics))
@@ -293,38 +293,38 @@ class Trainer:
             self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
         missing = missing_steps(self.folder.metrics, self.state.step)
         if missing and "metrics_missing" not in self._noticed:
-            text = f"{self.folder.metrics}: no line for {missing}; curves and sums are drawn without"
+            text = f"{self.folder.metrics}: no line for {missing}; curves and sums leave them out"
             self._notice(Notice("metrics_missing", text))
 
     def _check_stop(self) -> None:
-        """Where all ranks pass: stop all of them if one was asked to."""
+        """Stop all ranks if one was asked to stop; every rank must call it."""
         if any_of(self.ranks, self.stop_asked()):
             raise StopRequested
 
     def _interrupt_forward(self) -> None:
-        """Between two micro-batches: stop, unless updates of this step have moved the weights already."""
+        """Stop between two micro-batches, unless this step has already updated the weights."""
         if self.learner.version == self._published:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Where ranks are on their own, which agree afterwards."""
+        """Stop this rank alone; the ranks agree on it afterwards."""
         if self.stop_asked():
             raise StopRequested
 
     def _guard(self, nothing_finite: bool) -> None:
-        """Stop a run whose updates are no numbers any more."""
+        """Stop a run whose updates are no longer finite."""
         self._nonfinite = self._nonfinite + 1 if nothing_finite else 0
         if self._nonfinite >= NONFINITE_STEPS:
             found, _ = checkpoint.find(self.folder.checkpoints)
             raise UserError(
                 f"{self.folder.path}: no update was finite in {NONFINITE_STEPS} steps; the last good checkpoint is "
-                f"{found or 'none yet'}; go on from it with --resume --set update.learning_rate=… (lower), or start "
-                'again with model.dtype = "float32"'
+                f"{found or 'none yet'}; resume from it with --resume --set update.learning_rate=… (lower), or "
+                'start again with model.dtype = "float32"'
             )
 
 
 def _machine(learner: Learner) -> str:
-    """What a run computes on, in a few words."""
+    """Backend and threads of a run, in a few words."""
     threads = {None: "", 1: ", 1 thread"}.get(learner.threads, f", {learner.threads} threads")
     return f"{learner.name}{threads}"
 
@@ -344,7 +344,7 @@ def _examples(batch: RolloutBatch) -> list[Example]:
 
 
 def _digest(problems: Sequence[Problem]) -> str:
-    """A digest of the problems in their order, to know them by on resume."""
+    """A digest of the problems in order, to recognise them on resume."""
     found = hashlib.sha256()
     for problem in problems:
         found.update(repr((problem.id, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))

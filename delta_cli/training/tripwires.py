@@ -1,6 +1,6 @@
-"""Plain words when something is wrong: each a condition on a step's metrics and what it means.
+"""Tripwires: conditions on a step's metrics, each with a warning that says what it means and what to do.
 
-Pure functions of the numbers that are recorded anyway, so a finished run can be examined as well.
+They are pure functions of recorded metrics, so they can examine finished runs too.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from delta_cli.runs.observer import Notice
 
 @dataclass(frozen=True)
 class Tripwire:
-    """Fires when ``check(record, first)`` is true; ``first`` is the run's first record."""
+    """Fires when ``check(record, first)`` is true; ``first`` is the record of the run's first step."""
 
     name: str
     check: Callable[[JsonObject, JsonObject], bool]
     text: str  # formatted with the record
 
 
-AS_DRAWN = 0.5  # nats that one token drawn in 16 bits may be off, with update.old_logprobs = "rollout"
-SWAPPED = 2**28  # bytes; less than that is libraries that nobody uses
+AS_DRAWN = 0.5  # nats: tolerated gap of one token sampled in 16 bits, with update.old_logprobs = "rollout"
+SWAPPED = 2**28  # bytes; swapping less is harmless: unused library pages
 
-# Numbers that every step has: null where they were none that JSON can write.
+# Metrics that every step has; null means NaN or infinity.
 ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "probe_logprob_change")
 
 TRIPWIRES = (
@@ -34,22 +34,22 @@ TRIPWIRES = (
         "not_a_number",
         lambda now, first: any(name in now and math.isnan(now[name]) for name in ALWAYS),
         "a number of this step was NaN or infinite and is null in metrics.jsonl: weights, log-probabilities or "
-        "gradients are breaking down. Stop, go on from an earlier checkpoint with a lower update.learning_rate, or use "
-        'model.dtype = "float32"',
+        "gradients are breaking down. Stop, resume from an earlier checkpoint with a lower update.learning_rate, or "
+        'use model.dtype = "float32"',
     ),
     Tripwire(
         "ratio_not_one",
         lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 and now["half"] else 0.02),
-        "at the first update the log-probabilities differ from those that the ratio starts from by up to "
-        "{ratio_gap_first:.3g} nats; they must be equal. The forward passes before it and in training disagree: turn "
-        'off dropout, or try model.dtype = "float32"; where update.old_logprobs is not "recompute", try that',
+        "at the first update the log-probabilities differ from the old ones by up to {ratio_gap_first:.3g} nats, but "
+        "they must be equal. The forward passes before and during the update disagree: turn off dropout, or try "
+        'model.dtype = "float32" or update.old_logprobs = "recompute"',
     ),
     Tripwire(
         "weights_did_not_move",
         lambda now, first: now["updates"] > 0 and now["grad_norm"] > 0 and now["probe_logprob_change"] == 0,
-        "the gradient is {grad_norm:.3g} but the log-probabilities are the same after the update: the learning rate "
-        "({learning_rate:g}) is too small for the weights' precision, or the model computes with other weights than "
-        "those that are trained",
+        "the gradient is {grad_norm:.3g} but the update changed no log-probability: the learning rate "
+        "({learning_rate:g}) is too small for the precision of the weights, or the forward pass uses other weights "
+        "than those being trained",
     ),
     Tripwire(
         "gradient_zero",
@@ -59,41 +59,44 @@ TRIPWIRES = (
     Tripwire(
         "groups_equal",
         lambda now, first: now["zero_variance_groups"] == 1 and now["updates"] == 0,
-        "every prompt's responses all got one reward (accuracy {accuracy:.0%}), so nothing was learned in this step "
-        "and the weights stayed as they were. Choose harder problems, or easier ones, or set "
+        "every group has zero variance: all responses to a prompt got the same reward (accuracy {accuracy:.0%}). This "
+        "step learned nothing and left the weights unchanged. Choose harder or easier problems, or set "
         "rollout.dynamic_sampling = true",
     ),
     Tripwire(
         "batch_not_filled",
         lambda now, first: now["batch_filled"] < 1,
-        "of {prompts_drawn} prompts drawn too few had rewards that differ: the batch is {batch_filled:.0%} of what "
-        "rollout.prompts wants. Choose problems the model solves some of the time, or raise "
+        "too few of {prompts_drawn} sampled prompts had rewards that differ: the batch has {batch_filled:.0%} of "
+        "rollout.prompts. Choose problems that the model solves some of the time, or raise "
         "rollout.dynamic_sampling_limit",
     ),
     Tripwire(
         "all_truncated",
         lambda now, first: now["truncated"] == 1,
-        "every response ran into the limit, so none could end with an answer: raise rollout.max_tokens; where a base "
-        'model goes on with the next question, set rollout.stop to what that begins with, such as ["\\nQ:"]; or '
-        "check that the model knows its end-of-sequence token",
+        "every response reached the length limit before it could end: raise rollout.max_tokens; if a base model "
+        'continues with the next question, set rollout.stop to its first words, such as ["\\nQ:"]; or check that the model knows '
+        "its end-of-sequence token",
     ),
     Tripwire(
         "entropy_collapse",
         lambda now, first: now["entropy_mean"] < 0.05 * first["entropy_mean"] and now["accuracy"] < 0.9,
-        "entropy fell to {entropy_mean:.3g} nats: the policy says nearly the same each time and has stopped exploring. "
+        "entropy fell to {entropy_mean:.3g} nats: the policy gives nearly the same response each time and has stopped "
+        "exploring. "
         "Lower update.learning_rate, raise method.eps_high, or add update.kl_coefficient",
     ),
     Tripwire(
         "engine_mismatch",
-        lambda now, first: now["engine_gap_mean"] > 0.05 and not now["staleness"] > 0,  # older weights do differ
-        "the sampling engine's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: "
-        "rollouts come from another precision, or from weights (adapters) that the updates did not reach. If it grows "
-        "from step to step it is the weights; otherwise set update.importance_cap = 2.0, or one precision",
+        lambda now, first: (
+            now["engine_gap_mean"] > 0.05 and not now["staleness"] > 0
+        ),  # with older weights a gap is expected
+        "the sampler's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: it uses "
+        "another precision, or weights (adapters) that the updates did not reach. If the gap grows from step to step, "
+        "the weights are stale; otherwise set update.importance_cap = 2.0, or use one precision",
     ),
     Tripwire(
         "no_contrast",
         lambda now, first: isinstance(now["degenerate"], str) and now["zero_variance_groups"] < 1,
-        "DelTA found no contrast ({degenerate}), so all tokens weighed the same in this step",
+        "DelTA found no contrast ({degenerate}), so all tokens had the same weight in this step",
     ),
     Tripwire(
         "coefficients_equal",
@@ -104,8 +107,8 @@ TRIPWIRES = (
     Tripwire(
         "reward_failures",
         lambda now, first: now["reward_failures"] > 0,
-        "{reward_failures} verifications were killed or failed and count as reward 0; the reasons are in rollouts/. "
-        "Raise reward.timeout where the machine is slow",
+        "{reward_failures} verifications were killed or failed and count as reward 0; rollouts/ has the reasons. "
+        "Raise reward.timeout if the machine is slow",
     ),
     Tripwire(
         "nonfinite",
@@ -116,14 +119,14 @@ TRIPWIRES = (
     Tripwire(
         "swapping",
         lambda now, first: now["swapped"] > SWAPPED,
-        "the machine moved {swapped:,} bytes of this process to disk for want of memory, which makes it many times "
-        "slower: close other programs, or lower rollout.batch and update.micro_batch_tokens",
+        "memory is short: {swapped:,} bytes of this process were swapped to disk, which makes it many times slower. "
+        "Close other programs, or lower rollout.batch and update.micro_batch_tokens",
     ),
 )
 
 
 def fired(record: JsonObject, first: JsonObject, already: set[str], *, half: bool = False) -> list[Notice]:
-    """The notices of a step that were not given before; their names are added to ``already``.
+    """The new warnings of a step; adds their names to ``already``.
 
     ``half``: the compute is in 16 bits.
     """
@@ -137,6 +140,6 @@ def fired(record: JsonObject, first: JsonObject, already: set[str], *, half: boo
 
 
 def _comparable(record: JsonObject) -> JsonObject:
-    """The record with NaN, which is beyond no limit, for what is null or not there."""
+    """The record with NaN, which exceeds no limit, for null and missing values."""
     known = {name: math.nan if value is None and name in ALWAYS else value for name, value in record.items()}
     return defaultdict(lambda: math.nan, {name: value for name, value in known.items() if value is not None})

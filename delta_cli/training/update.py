@@ -1,4 +1,4 @@
-"""From a graded batch to moved weights: advantages, scores, credit, and the mini-batch updates."""
+"""From a graded batch to updated weights: advantages, scores, credit, and mini-batch updates."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Updates:
     norms: list[float] = field(default_factory=list)  # of updates that moved the weights
     skipped: int = 0
     nonfinite: int = 0
-    totals: list[Totals] = field(default_factory=list)  # of every update that had a forward
+    totals: list[Totals] = field(default_factory=list)  # of every update that ran a forward pass
     probe_logprob_change: float = 0.0  # nats, see metrics
 
     def record(self) -> dict[str, Any]:
-        """The numbers for metrics.jsonl."""
+        """The metrics of the updates."""
         tokens = max(sum(total.tokens for total in self.totals), 1)
         return {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,

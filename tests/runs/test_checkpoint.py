@@ -100,7 +100,7 @@ def test_a_damaged_one_is_named_and_passed_over(kind: str, tmp_path: Path) -> No
     damage(tmp_path / "step-000004")
     found, (line,) = checkpoint.find(tmp_path)
     assert found == tmp_path / "step-000002"
-    assert "step-000004: passed over" in line
+    assert "step-000004: skipped" in line
     assert reason in line
     assert "\n" not in line
 
@@ -224,7 +224,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(model: Path
     for file in tmp_path.glob("checkpoints/*/manifest.json"):
         file.unlink()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(UserError, match="no checkpoint is whole"):
+    with pytest.raises(UserError, match="no checkpoint is intact"):
         train(recipe, tmp_path, resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 

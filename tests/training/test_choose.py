@@ -14,7 +14,7 @@ from delta_cli.cli.choose import recipe_of_run, run_folder
 from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.reporting.run_list import RunTable, find_runs
-from delta_cli.runs.status import Ending, ending_of, recorded_end
+from delta_cli.runs.status import RunStatus, read_status, recorded_status
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def test_resuming_without_a_folder_takes_the_newest_unfinished_run(
 
 
 def test_the_end_of_a_run_is_written_as_it_is(tmp_path: Path) -> None:
-    with recorded_end(tmp_path):
-        assert ending_of(tmp_path) is None  # while it goes on, and if it is killed
-    assert ending_of(tmp_path) == Ending("done")
-    with pytest.raises(Interrupted), recorded_end(tmp_path):
+    with recorded_status(tmp_path):
+        assert read_status(tmp_path) is None  # while it goes on, and if it is killed
+    assert read_status(tmp_path) == RunStatus("done")
+    with pytest.raises(Interrupted), recorded_status(tmp_path):
         raise Interrupted(3)
-    assert ending_of(tmp_path) == Ending("stopped")
-    with pytest.raises(UserError), recorded_end(tmp_path):
+    assert read_status(tmp_path) == RunStatus("stopped")
+    with pytest.raises(UserError), recorded_status(tmp_path):
         raise UserError("a disk that is full")
-    assert ending_of(tmp_path) == Ending("failed", "UserError: a disk that is full")
-    with recorded_end(tmp_path, writes=False):
+    assert read_status(tmp_path) == RunStatus("failed", "UserError: a disk that is full")
+    with recorded_status(tmp_path, writes=False):
         pass
-    assert ending_of(tmp_path) == Ending("failed", "UserError: a disk that is full")
+    assert read_status(tmp_path) == RunStatus("failed", "UserError: a disk that is full")

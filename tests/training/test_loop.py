@@ -85,7 +85,7 @@ def test_equal_rewards_change_no_weight_and_say_why(model: Path, tmp_path: Path)
     assert [record["updates"] for record in heard.records] == [0, 0]
     assert [record["updates_skipped"] for record in heard.records] == [2, 2]
     (notice,) = [notice for notice in heard.notices if notice.name == "groups_equal"]
-    assert "weights stayed as they were" in notice.text
+    assert "left the weights unchanged" in notice.text
     assert notice.text in [record["text"] for record in read_lines(tmp_path / "notices.jsonl")]
 
 

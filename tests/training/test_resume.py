@@ -156,7 +156,7 @@ def test_a_finished_run_has_nothing_to_do(model: Path, tmp_path: Path) -> None:
 def test_fewer_steps_than_are_done_are_refused(straight: Path, model: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path / "run")
     before = contents(tmp_path / "run")
-    with pytest.raises(UserError, match=r"has \d steps already, more than run.steps = 1"):
+    with pytest.raises(UserError, match=r"already has \d steps, more than run.steps = 1"):
         train(make_recipe(model, **SMALL | {"run__steps": 1}), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
 
@@ -168,7 +168,7 @@ def test_a_hole_in_the_metrics_is_named(straight: Path, model: Path, tmp_path: P
     metrics.write_text("".join(lines[:1] + lines[3:]))
     watcher = train(make_recipe(model, **SMALL, run__steps=len(lines)), tmp_path / "run", resume=True)
     assert [notice.text.split(": ")[1] for notice in watcher.notices if notice.name == "metrics_missing"] == [
-        "no line for steps 2 to 3; curves and sums are drawn without"
+        "no line for steps 2 to 3; curves and sums leave them out"
     ]
     assert any(record["name"] == "metrics_missing" for record in read_lines(tmp_path / "run" / "notices.jsonl"))
 
@@ -181,7 +181,7 @@ def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
     recipe = make_recipe(model, **SMALL, data__source=str(data), data__template="plain", run__steps=2)
     train(recipe, tmp_path / "run")
     data.write_text("".join(reversed(rows)))
-    with pytest.raises(UserError, match="not those this run began with"):
+    with pytest.raises(UserError, match="not the ones this run started with"):
         train(recipe, tmp_path / "run", resume=True)
     data.write_text("".join(rows))
     train(recipe, tmp_path / "run", resume=True)

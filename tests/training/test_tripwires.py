@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "rollout.dynamic_sampling",
     ),
     "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_sampling_limit"),
-    "all_truncated": ({"truncated": 1.0}, "set rollout.stop to what that begins with"),
+    "all_truncated": ({"truncated": 1.0}, "set rollout.stop to its first words"),
     "entropy_collapse": ({"entropy_mean": 0.01}, "update.kl_coefficient"),
     "engine_mismatch": ({"engine_gap_mean": 0.3}, "update.importance_cap"),
     "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),
