@@ -74,8 +74,8 @@ TRIPWIRES = (
         "all_truncated",
         lambda now, first: now["truncated"] == 1,
         "every response reached the length limit before it could end: raise rollout.max_tokens; if a base model "
-        'continues with the next question, set rollout.stop to its first words, such as ["\\nQ:"]; or check that the model knows '
-        "its end-of-sequence token",
+        'continues with the next question, set rollout.stop to its first words, such as ["\\nQ:"]; or check that '
+        "the model knows its end-of-sequence token",
     ),
     Tripwire(
         "entropy_collapse",
