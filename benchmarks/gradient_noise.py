@@ -28,7 +28,7 @@ from delta_cli.rollout.collect import sample_batch
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.seeds import derive
 from delta_cli.study.summary import over_seeds
-from delta_cli.training.setup import load_data, load_tokenizer, make_grader, template_of
+from delta_cli.training.setup import load_data, load_tokenizer, make_grader
 from delta_cli.training.update import ScoredBatch, Updater
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
@@ -78,7 +78,7 @@ def measure(seed: int) -> dict[str, dict[str, float]]:
     learner = registry.create("cpu", backend_settings(recipe))
     try:
         with make_grader(recipe) as grader:
-            worker = RolloutWorker(learner, tokenizer, grader, template_of(recipe))
+            worker = RolloutWorker(learner, tokenizer, grader, recipe.data.prompt_template)
             batch = sample_batch(worker, problems, recipe.rollout, derive(seed, 0, "rollout 0")).result()
         return {name: noise_of(recipe_of(seed, changes), learner, batch) for name, changes in METHODS.items()}
     finally:

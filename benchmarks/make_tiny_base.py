@@ -24,12 +24,12 @@ from backends import registry
 from backends.interface import BackendError, Engine, Floats, Ids, RolloutRequest, Sampling, Sequences, starts_of
 from backends.settings import BackendSettings, Optimizer
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.data import prompt_order, tasks
+from delta_cli.data import arithmetic, prompt_order
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt
-from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.math.boxed import last_box
 
 EOS = "<|endoftext|>"
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{%
 class Plan:
     """How the base is trained."""
 
-    task: TaskSpec = field(default_factory=TaskSpec)
+    task: Arithmetic = field(default_factory=Arithmetic)
     slips: float = 0.3  # share of the results in its demonstrations that are off by one
     accuracy: float = 0.4  # stop at the first measurement at or above
     ceiling: float = 0.5  # a measurement above this has overshot
@@ -89,7 +89,9 @@ def demonstrations(problems: Sequence[Problem], plan: Plan, step: int, tokenizer
 
     prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)
     ends = np.array(tokenizer.eos_ids[:1])
-    responses = [np.append(tokenizer.encode(tasks.solution(problem, plan.task, compute)), ends) for problem in problems]
+    responses = [
+        np.append(tokenizer.encode(arithmetic.solution(problem, plan.task, compute)), ends) for problem in problems
+    ]
     return Sequences(prompts, np.concatenate(responses), starts_of([*map(len, responses)]))
 
 
@@ -106,11 +108,11 @@ def supervised_step(engine: Engine, sequences: Sequences, learning_rate: float) 
 
 
 def sampled_accuracy(
-    engine: Engine, problems: Sequence[Problem], tokenizer: Tokenizer, task: TaskSpec, seed: int
+    engine: Engine, problems: Sequence[Problem], tokenizer: Tokenizer, task: Arithmetic, seed: int
 ) -> float:
     """Share of problems whose one response at temperature 1 boxes the right answer."""
     prompts = [encode_prompt(problem, "chat", tokenizer) for problem in problems]
-    longest = max(len(tokenizer.encode(tasks.solution(problem, task))) for problem in problems)
+    longest = max(len(tokenizer.encode(arithmetic.solution(problem, task))) for problem in problems)
     drawn = engine.rollout(RolloutRequest(tuple(prompts), Sampling(2 * longest, tokenizer.eos_ids, seed=seed)))
     spans = zip(problems, drawn.starts, drawn.starts[1:], strict=False)
     right = [last_box(tokenizer.decode(drawn.tokens[start:stop])) == problem.answer for problem, start, stop in spans]
@@ -123,7 +125,7 @@ def train(engine: Engine, tokenizer: Tokenizer, plan: Plan) -> float:
     Raises UserError where it is not reached in the steps allowed, or passed by too much.
     """
     pool = _pool(plan)
-    held_out = tasks.problems(plan.task, plan.held_out, plan.seed, "held_out")
+    held_out = arithmetic.problems(plan.task, plan.held_out, plan.seed, "held_out")
     for step in range(plan.max_steps):
         learning_rate = plan.learning_rate * min(1.0, (step + 1) / plan.warm_up)
         batch = prompt_order.batch(pool, step, plan.batch, plan.seed)
@@ -144,7 +146,7 @@ def train(engine: Engine, tokenizer: Tokenizer, plan: Plan) -> float:
 def _pool(plan: Plan) -> list[Problem]:
     """Training problems: as many as the plan wants and the task has."""
     available = (10**plan.task.digits - 10 ** (plan.task.digits - 1)) ** 2
-    return tasks.problems(plan.task, min(plan.pool, available // 2), plan.seed, "train")
+    return arithmetic.problems(plan.task, min(plan.pool, available // 2), plan.seed, "train")
 
 
 def make(folder: Path, backend_name: str, plan: Plan) -> float:
@@ -184,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model into")
     parser.add_argument("--backend", default="cpu", choices=registry.NAMES, help="where to train")
-    parser.add_argument("--operation", default=plan.task.operation, choices=list(tasks.SIGNS), help="arithmetic")
+    parser.add_argument("--operation", default=plan.task.operation, choices=list(arithmetic.SIGNS), help="arithmetic")
     parser.add_argument("--digits", type=int, default=plan.task.digits, help="digits of each operand")
     parser.add_argument("--filler", type=int, default=plan.task.filler, help="formatting characters before each step")
     options = {
@@ -199,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(plan, name), help="see Plan")
     given = parser.parse_args(arguments)
     try:
-        task = TaskSpec(given.operation, given.digits, given.filler)
+        task = Arithmetic(operation=given.operation, digits=given.digits, filler=given.filler)
         accuracy = make(given.out, given.backend, Plan(task, **{name: getattr(given, name) for name in options}))
     except (UserError, BackendError) as error:
         raise SystemExit(str(error)) from error

@@ -40,7 +40,6 @@ from rich.table import Table
 from backends.interface import Proxy
 from delta_cli.credit import group_advantages
 from delta_cli.data import prompt_order
-from delta_cli.data.tasks import TaskSpec
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.collect import sample_batch
@@ -80,7 +79,7 @@ def measured_run(recipe: Recipe, steps: Sequence[int]) -> Iterator[Record]:
 def measure(trainer: Trainer, batch: RolloutBatch, step: int) -> Record:
     """All three questions on one batch, and the step's updates."""
     data, starts = trainer.recipe.data, batch.sequences.starts
-    marks = mark(batch, TaskSpec(data.operation, data.digits, data.filler), trainer.worker.tokenizer)
+    marks = mark(batch, data, trainer.worker.tokenizer)
     advantages = np.repeat(group_advantages(batch.rewards, batch.groups), batch.sequences.lengths)
     noise = noise_of(trainer, batch, step)
     weights = token_weights(trainer.learner, batch, step)

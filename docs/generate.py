@@ -14,14 +14,14 @@ from pathlib import Path
 from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
 from delta_cli.doctor import plan_text
 from delta_cli.doctor.assumptions import ASSUMPTIONS
-from delta_cli.doctor.estimate import Item, estimate, needed, totals
 from delta_cli.doctor.gpus import GPUS
-from delta_cli.doctor.plan import Plan, fitted, plan
-from delta_cli.doctor.plan_request import ENGINES, Engine, Question
-from delta_cli.doctor.shapes import KNOWN, shape_of
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes
+from delta_cli.doctor.model_shape import KNOWN, shape_of
+from delta_cli.doctor.plan import RunPlan, fitted, plan
+from delta_cli.doctor.plan_request import SAMPLERS, PlanRequest, SamplerKind
 from delta_cli.recipe import Recipe, json_schema, key_reference, load_recipe
-from delta_cli.recipe.aliases import TRAINERS, VERSIONS, Alias
 from delta_cli.recipe.keys import section_of
+from delta_cli.recipe.other_trainers import TRAINERS, VERSIONS, Alias
 from delta_cli.runs.metrics import METRICS
 from delta_cli.study.plan import load_study
 from delta_cli.training.tripwires import TRIPWIRES
@@ -139,8 +139,8 @@ def memory() -> str:
     ]
     for name, gpu in (("qwen3_8b.toml", "141 GB"), ("qwen3_8b_lora.toml", "24 GB")):
         items, header = _items(name), ("phase", "what", "GB", "arithmetic", "made smaller by")
-        rows = [row for phase in totals(items) for row in _phase(phase, items)]
-        needs = f"Most at a time on the device: **{needed(items) / 1e9:.1f} GB**, for one GPU of {gpu}.\n"
+        rows = [row for phase in bytes_by_phase(items) for row in _phase(phase, items)]
+        needs = f"Most at a time on the device: **{peak_bytes(items) / 1e9:.1f} GB**, for one GPU of {gpu}.\n"
         parts += [f"## recipes/{name}\n", needs, _table(header, rows)]
     packed = _table(("model", "weights, GB", *(f"{size} GB" for size in SMALL_GPUS)), _packed())
     return "\n".join(
@@ -164,7 +164,7 @@ def _packed() -> Iterator[tuple[str, ...]]:
         keys = [f"model.path={model}", "model.load_in_4bit=true", "model.gradient_checkpointing=true"]
         keys += ["update.micro_batch_tokens=4096"]
         fits = {
-            batch: needed(_items("qwen3_8b_lora.toml", *keys, f"rollout.batch={batch}"))
+            batch: peak_bytes(_items("qwen3_8b_lora.toml", *keys, f"rollout.batch={batch}"))
             for batch in (1, 2, 4, 8, 16, 32, 64)
         }
         weights = next(item for item in _items("qwen3_8b_lora.toml", *keys) if item.name == "weights").bytes
@@ -210,7 +210,7 @@ def scale() -> str:
     for model in SCALE_MODELS:
         parts.append(f"## {model}\n")
         for gpu in SCALE_GPUS:
-            for engine in ENGINES.values():
+            for engine in SAMPLERS.values():
                 parts.append(_phases_table(model, gpu, engine))
     return "\n".join(parts)
 
@@ -271,14 +271,14 @@ def paper_hours() -> str:
 
 def _study_hours(file: Path, gpu: str) -> tuple[str, ...]:
     if "arms" not in file.read_text(encoding="utf-8"):  # a recipe
-        plans = [_hours(load_recipe(file), gpu, engine, None) for engine in ENGINES.values()]
+        plans = [_hours(load_recipe(file), gpu, engine, None) for engine in SAMPLERS.values()]
         return f"`{file.name}`", "1", *(f"{hours:,.0f}" for pair in plans for hours in pair)
     study = load_study(file)
     assert study.measure is not None
     suite = study.suite(file.parent)
     measured = (PAPER_PROBLEMS.get(suite.name), suite.settings.samples)
     cells = []
-    for engine in ENGINES.values():
+    for engine in SAMPLERS.values():
         recipes = [study.recipe_of(arm, 0, file.parent) for arm in study.arms]
         found = [_hours(recipe, gpu, engine, measured, trained=study.runs_of is None) for recipe in recipes]
         training, evaluations = map(sum, zip(*found, strict=True))
@@ -288,10 +288,10 @@ def _study_hours(file: Path, gpu: str) -> tuple[str, ...]:
 
 
 def _hours(
-    recipe: Recipe, gpu: str, engine: Engine, measured: tuple[int | None, int] | None, trained: bool = True
+    recipe: Recipe, gpu: str, engine: SamplerKind, measured: tuple[int | None, int] | None, trained: bool = True
 ) -> tuple[float, float]:
     """Of a run's training, and of its evaluations, with ``measured`` problems and samples at its end."""
-    asked = Question(recipe, *shape_of(recipe.model.path), GPUS[gpu], 8, engine=engine)
+    asked = PlanRequest(recipe, *shape_of(recipe.model.path), GPUS[gpu], 8, engine=engine)
     evaluations = 0.0
     if trained:
         evaluations += _drawing(asked, *AIME25) * (recipe.run.steps // recipe.evaluation.every)
@@ -302,7 +302,7 @@ def _hours(
     return found.hours, evaluations / 3600
 
 
-def _drawing(asked: Question, problems: int, samples: int) -> float:
+def _drawing(asked: PlanRequest, problems: int, samples: int) -> float:
     """Seconds of drawing so many problems' responses."""
     rollout = asked.recipe.rollout.model_copy(update={"prompts": problems, "responses": samples})
     recipe = asked.recipe.model_copy(update={"rollout": rollout})
@@ -311,23 +311,23 @@ def _drawing(asked: Question, problems: int, samples: int) -> float:
     )
 
 
-def _plans(model: str, gpu: str, engine: Engine, counts: Iterable[int] = SCALE_COUNTS) -> list[Plan]:
+def _plans(model: str, gpu: str, engine: SamplerKind, counts: Iterable[int] = SCALE_COUNTS) -> list[RunPlan]:
     recipe = load_recipe(RECIPES / "qwen3_8b.toml")
     shape = KNOWN[SCALE_MODELS[model]]
-    questions = (Question(recipe, shape, {}, GPUS[gpu], count, engine=engine) for count in counts)
-    return [plan(fitted(question)) for question in questions]
+    requests = (PlanRequest(recipe, shape, {}, GPUS[gpu], count, engine=engine) for count in counts)
+    return [plan(fitted(request)) for request in requests]
 
 
 def _fewest() -> Iterator[tuple[str, ...]]:
     for model in SCALE_MODELS:
-        for engine in ENGINES.values():
+        for engine in SAMPLERS.values():
             plans = {gpu: _plans(model, gpu, engine) for gpu in SCALE_GPUS}
             fewest = [next((str(p.layout.processes) for p in plans[gpu] if p.fits), "none") for gpu in SCALE_GPUS]
             sixty_four = [next(p for p in plans[gpu] if p.layout.processes == 64) for gpu in SCALE_GPUS]
             yield model, engine, *fewest, *(f"{p.hours:.0f}" if p.fits else "–" for p in sixty_four)
 
 
-def _phases_table(model: str, gpu: str, engine: Engine) -> str:
+def _phases_table(model: str, gpu: str, engine: SamplerKind) -> str:
     plans = _plans(model, gpu, engine)
     if not any(each.fits for each in plans):
         least = min(plans, key=lambda each: each.bytes)
@@ -343,7 +343,7 @@ def _phases_table(model: str, gpu: str, engine: Engine) -> str:
 def _outside() -> str:
     """The paper's one figure of time beside the plan's."""
     recipe = load_recipe(RECIPES / "qwen3_8b.toml")
-    asked = Question(recipe, KNOWN[SCALE_MODELS["Qwen3-8B"]], {}, GPUS["b200"], 8, engine="vllm")
+    asked = PlanRequest(recipe, KNOWN[SCALE_MODELS["Qwen3-8B"]], {}, GPUS["b200"], 8, engine="vllm")
     for mean in range(100, recipe.rollout.max_tokens, 100):
         found = plan(fitted(replace(asked, mean_tokens=mean)))
         forward = next(phase.seconds for phase in found.phases if phase.name == "scoring")
@@ -367,12 +367,12 @@ def _list(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _items(name: str, *overrides: str) -> list[Item]:
+def _items(name: str, *overrides: str) -> list[MemoryItem]:
     recipe = load_recipe(RECIPES / name, overrides)
-    return estimate(recipe, *shape_of(recipe.model.path))
+    return estimate_memory(recipe, *shape_of(recipe.model.path))
 
 
-def _phase(phase: str, items: list[Item]) -> Iterator[tuple[str, ...]]:
+def _phase(phase: str, items: list[MemoryItem]) -> Iterator[tuple[str, ...]]:
     mine = sorted((item for item in items if item.phase == phase and item.bytes), key=lambda item: -item.bytes)
     for item in mine:
         yield phase, item.name, _gigabytes(item.bytes), item.how, item.remedy
@@ -385,7 +385,7 @@ def _choices() -> Iterator[tuple[str, ...]]:
         for moments in ("float32", "int8"):
             items = _items("qwen3_8b.toml", f"update.offload={offload}", f"update.moments={moments}")
             name = f'`moments = "{moments}"`, `offload = {offload}`'
-            yield name, f"{needed(items) / 1e9:.1f}", f"{totals(items)['host'] / 1e9:.1f}"
+            yield name, f"{peak_bytes(items) / 1e9:.1f}", f"{bytes_by_phase(items)['host'] / 1e9:.1f}"
 
 
 def _gigabytes(count: int) -> str:

@@ -19,9 +19,10 @@ from backends.interface import Learner, Proxy, RolloutRequest, Sampling, Sequenc
 from backends.settings import BackendSettings, Optimizer
 from delta_cli.assets import model_path
 from delta_cli.credit import MiniBatch, Surrogate, group_advantages, method, token_coefficients
-from delta_cli.data import tasks
+from delta_cli.data import arithmetic
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.math.verdict import math_reward
 
 PROMPTS, RESPONSES, MAX_TOKENS = 32, 16, 48  # prompts a step, responses to each prompt, longest response in tokens
@@ -30,7 +31,7 @@ LEARNING_RATE = 5e-4  # for a model this small; 1e-6 is usual for large ones
 OPTIMIZER = Optimizer(beta2=0.95, weight_decay=0.0)
 
 
-def rollout(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem], seed: int) -> Sequences:
+def rollout(learner: Learner, tokenizer: Tokenizer, problems: list[arithmetic.Problem], seed: int) -> Sequences:
     """Sample responses to each problem; the first R/G responses answer the first problem, and so on."""
     prompts = tuple(encode_prompt(problem, "chat", tokenizer) for problem in problems)  # G
     sampling = Sampling(max_tokens=MAX_TOKENS, stop_ids=tokenizer.eos_ids, samples=RESPONSES, seed=seed)
@@ -39,7 +40,7 @@ def rollout(learner: Learner, tokenizer: Tokenizer, problems: list[tasks.Problem
     return Sequences(tuple(prompt for prompt in prompts for _ in range(RESPONSES)), drawn.tokens, drawn.starts)
 
 
-def grade(sequences: Sequences, tokenizer: Tokenizer, problems: list[tasks.Problem]) -> np.ndarray:
+def grade(sequences: Sequences, tokenizer: Tokenizer, problems: list[arithmetic.Problem]) -> np.ndarray:
     """Rewards [R]: 1 if the last \\boxed{} of a response holds the right answer, else 0."""
     texts = [tokenizer.decode(sequences.response(row)) for row in range(len(sequences))]
     golds = [str(problem.answer) for problem in problems for _ in range(RESPONSES)]
@@ -84,7 +85,7 @@ def main(steps: int, backend: str) -> list[float]:
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
     learner = registry.create(backend, BackendSettings.of(model, optimizer=OPTIMIZER))
-    problems = tasks.problems(tasks.TaskSpec(), 5000, seed=0, split="train")
+    problems = arithmetic.problems(Arithmetic(), 5000, seed=0, split="train")
     rng = np.random.default_rng(0)
     accuracies = []
     for step in range(steps):

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import TrlParser
 
 from delta_cli.assets import model_path
-from delta_cli.data.tasks import TaskSpec, problems
+from delta_cli.data.arithmetic import problems
 from delta_cli.integrations.trl import DelTAConfig, DelTATrainer  # was: from trl import GRPOConfig, GRPOTrainer
+from delta_cli.recipe.data import Arithmetic
 
 DEFAULTS = {
     "output_dir": "runs/trl",
@@ -41,7 +42,7 @@ DEFAULTS = {
 
 def data(split: str, count: int) -> Dataset:
     """Two-digit additions."""
-    found = problems(TaskSpec("add", digits=2), count, seed=0, split=split)
+    found = problems(Arithmetic(operation="add", digits=2), count, seed=0, split=split)
     return Dataset.from_list([{"prompt": f"{p.question}\n", "answer": p.answer, "id": p.id} for p in found])
 
 

@@ -21,9 +21,9 @@ from backends.arrays import Bools, Doubles
 from backends.interface import Ids, Learner, Proxy, ProxyKind
 from delta_cli.credit import group_advantages, method, token_coefficients
 from delta_cli.credit.surrogate import future_kl_weights
-from delta_cli.data import tasks
-from delta_cli.data.tasks import TaskSpec
+from delta_cli.data import arithmetic
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
 
@@ -91,7 +91,7 @@ class KindMeans:
     digits_negative: float
 
 
-def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
+def mark(batch: RolloutBatch, task: Arithmetic, tokenizer: Tokenizer) -> Marks:
     """Find the digits, and the first wrong token of every response that is graded wrong and trained on.
 
     In a group that is all wrong no response has an advantage, and there is no credit to place.
@@ -103,13 +103,13 @@ def mark(batch: RolloutBatch, task: TaskSpec, tokenizer: Tokenizer) -> Marks:
     results = np.zeros(len(tokens), bool)
     for row in np.flatnonzero(~batch.correct & np.isin(batch.groups, batch.mixed_groups)):
         own = batch.sequences.response(int(row))
-        character = tasks.first_error(batch.problems[row // batch.samples], batch.texts[row], task)
+        character = arithmetic.first_error(batch.problems[row // batch.samples], batch.texts[row], task)
         if character is None or not len(own):
             continue
         pieces = tokenizer.pieces(own)
-        mistakes[row] = starts[row] + tasks.token_at(pieces, character)
+        mistakes[row] = starts[row] + arithmetic.token_at(pieces, character)
         for match in re.finditer(r"=(\d+)", "".join(pieces)):
-            first, last = (tasks.token_at(pieces, place) for place in (match.start(1), match.end(1) - 1))
+            first, last = (arithmetic.token_at(pieces, place) for place in (match.start(1), match.end(1) - 1))
             results[starts[row] + first : starts[row] + last + 1] = True
     return Marks(mistakes, results, digits)
 

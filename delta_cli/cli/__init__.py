@@ -64,7 +64,7 @@ def _options(
 
 
 # Each registers its commands on app.
-from delta_cli.cli import chat, doctor, evaluate, export, init, look, parity, recipe, runs, study, train  # noqa: E402, F401
+from delta_cli.cli import chat, doctor, evaluate, export, init, inspect, parity, recipe, report, runs, study, train  # noqa: E402, F401
 
 
 def _show_renamed(
@@ -89,8 +89,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:  # of a person, or a mistake of ours: then a traceback, but one from all processes
-        from delta_cli.cli.failure import fail
-        from delta_cli.cli.usage import is_usage, usage_message
+        from delta_cli.cli.error_exit import fail
+        from delta_cli.cli.usage_error import is_usage, usage_message
 
         if is_usage(error):
             typer.echo(usage_message(error), err=True)

@@ -60,13 +60,12 @@ def chat(
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.conversation import Conversation
     from delta_cli.runs.checkpoint_reference import find_checkpoint
-    from delta_cli.training.setup import template_of
 
     reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
     recipe = reference.recipe
     tokenizer = Tokenizer.load(reference.settings.model.path)
     if template is None and recipe is not None:
-        template = template_of(recipe)
+        template = recipe.data.prompt_template
         tokenizer.chatting(recipe.data.system, recipe.data.thinking)
     elif template is None and not tokenizer.converses:
         template = "plain"

@@ -27,7 +27,7 @@ def doctor(
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Plan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing."
+            metavar="NAME", help="RunPlan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing."
         ),
     ] = None,
     processes: Annotated[
@@ -72,22 +72,22 @@ def _plan(
 
     from delta_cli.doctor import plan_text
     from delta_cli.doctor.gpus import find_gpu
+    from delta_cli.doctor.model_shape import shape_of
     from delta_cli.doctor.plan import fitted, plan
-    from delta_cli.doctor.plan_request import ENGINES, Question
-    from delta_cli.doctor.shapes import shape_of
+    from delta_cli.doctor.plan_request import SAMPLERS, PlanRequest
 
     if not 1 <= processes <= MOST:
         raise UserError(f"--processes {processes}: choose a number from 1 to {MOST}")
-    if engine not in ENGINES:
-        raise UserError(f"--engine {engine}: choose {' or '.join(ENGINES)}")
+    if engine not in SAMPLERS:
+        raise UserError(f"--engine {engine}: choose {' or '.join(SAMPLERS)}")
     if mean_tokens is not None and not 1 <= mean_tokens <= recipe.rollout.max_tokens:
         raise UserError(f"--mean-tokens {mean_tokens}: choose 1 to rollout.max_tokens = {recipe.rollout.max_tokens}")
-    question = Question(
-        recipe, *shape_of(recipe.model.path), find_gpu(gpu), processes, engine=ENGINES[engine], mean_tokens=mean_tokens
+    request = PlanRequest(
+        recipe, *shape_of(recipe.model.path), find_gpu(gpu), processes, engine=SAMPLERS[engine], mean_tokens=mean_tokens
     )
     counts = sorted({*COUNTS, processes})
-    scaling = [plan(fitted(replace(question, processes=count))) for count in counts]
-    parts = (name, plan(question), plan_text.settings(fitted(question)), scaling)
+    scaling = [plan(fitted(replace(request, processes=count))) for count in counts]
+    parts = (name, plan(request), plan_text.settings(fitted(request)), scaling)
     if json:
         typer.echo(dumps(plan_text.as_json(*parts), ensure_ascii=False))
         return
@@ -114,7 +114,8 @@ def report(
     from rich.console import Console
     from rich.markup import escape
 
-    from delta_cli.doctor.checks import SECONDS, Finding, examine
+    from delta_cli.doctor.checks import SECONDS, examine
+    from delta_cli.doctor.finding import Finding
 
     console = Console(highlight=False)
     watched = sys.stderr.isatty() and not (json or quiet)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.engine import EngineOption, PythonOption, engine_of, open_engine
 from delta_cli.cli.options import (
     BackendOption,
     CheckpointOption,
@@ -22,6 +21,7 @@ from delta_cli.cli.options import (
     TopKOption,
     TopPOption,
 )
+from delta_cli.cli.sampler import EngineOption, PythonOption, engine_of, open_engine
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:

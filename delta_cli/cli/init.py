@@ -40,8 +40,8 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented starter recipe for your own data and model, and say what to run next."""
-    from delta_cli.cli.choose import run_folder
-    from delta_cli.cli.starter import Start, starter
+    from delta_cli.cli.run_folder import run_folder
+    from delta_cli.cli.starter_recipe import Start, starter
     from delta_cli.recipe import load_recipe
     from delta_cli.runs.folder import writing
 

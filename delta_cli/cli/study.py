@@ -89,7 +89,7 @@ def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
     from rich.console import Console
 
     from backends import registry
-    from delta_cli.doctor.machine import look
+    from delta_cli.doctor.machine import describe_machine
     from delta_cli.runs.folder import writing
     from delta_cli.study import render
     from delta_cli.study import summary as results
@@ -98,7 +98,7 @@ def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
     found = results.outcomes(study, folder)
     rows = results.summarise(study, found)
     backend = registry.default() if study.backend == "auto" else study.backend
-    record = results.as_json(study, found, rows) | {"machine": asdict(look(backend))}
+    record = results.as_json(study, found, rows) | {"machine": asdict(describe_machine(backend))}
     table: RenderableType = render.table(study, rows)
     if study.measure is not None:
         chosen = measured(study, plan_folder, folder)

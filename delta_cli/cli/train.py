@@ -106,7 +106,7 @@ def _choose(
     recipe: Path | None, run_dir: Path | None, resume: bool, overrides: Sequence[str], dry_run: bool = False
 ) -> tuple[Path, Recipe]:
     """The run's folder and its recipe. Raises UserError where they do not fit each other."""
-    from delta_cli.cli.choose import recipe_of_run, run_folder
+    from delta_cli.cli.run_folder import recipe_of_run, run_folder
     from delta_cli.recipe import load_recipe
 
     longer = any(override.partition("=")[0].strip() == "run.steps" for override in overrides)

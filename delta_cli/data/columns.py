@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from delta_cli.data.problem import Row
+from delta_cli.data.problem import DataRow
 from delta_cli.errors import UserError
 
 # Names of columns, the likeliest first.
@@ -35,7 +35,9 @@ class Columns:
     why: str  # the kind, for people
 
 
-def find_columns(source: str, rows: Sequence[Row], question: str | None = None, answer: str | None = None) -> Columns:
+def find_columns(
+    source: str, rows: Sequence[DataRow], question: str | None = None, answer: str | None = None
+) -> Columns:
     """Question, answer and reward of ``rows``, the first of a file; what is given is taken as it is.
 
     Raises UserError, with the columns there are, where a column cannot be told.

@@ -9,7 +9,7 @@ import pickle
 import zlib
 from typing import Any
 
-from delta_cli.data.problem import Row
+from delta_cli.data.problem import DataRow
 from delta_cli.errors import UserError
 
 COLUMNS = ("question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
@@ -22,7 +22,7 @@ class _OnlyData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
 
 
-def question(row: Row) -> str:
+def question(row: DataRow) -> str:
     """The problem with what is to be written: a function of the starter code, or a program."""
     text = row["question_content"].strip()
     if row["starter_code"].strip():
@@ -36,7 +36,7 @@ def question(row: Row) -> str:
     )
 
 
-def tests(row: Row) -> dict[str, Any] | None:
+def tests(row: DataRow) -> dict[str, Any] | None:
     """All tests in the form that rewards.code takes; None where there are none.
 
     Raises UserError where a row does not hold what its columns promise.
@@ -50,7 +50,7 @@ def tests(row: Row) -> dict[str, Any] | None:
         ) from error
 
 
-def _tests(row: Row) -> dict[str, Any] | None:
+def _tests(row: DataRow) -> dict[str, Any] | None:
     cases = [*json.loads(row["public_test_cases"] or "[]"), *_hidden(row["private_test_cases"] or "[]")]
     if not cases:
         return None

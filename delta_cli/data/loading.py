@@ -1,4 +1,4 @@
-"""From a data section of a recipe to problems, with an account of what was left out and why."""
+"""From the ``[data]`` section of a recipe to problems, with a count of the rows that were left out and why."""
 
 from __future__ import annotations
 
@@ -6,61 +6,37 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from delta_cli.data import filters, sources, tasks, word_problems
+from delta_cli.data import arithmetic, filters, sources, word_problems
+from delta_cli.data.dataset_layouts import LAYOUTS, DatasetLayout
 from delta_cli.data.filters import Filter
-from delta_cli.data.layouts import LAYOUTS, Layout
-from delta_cli.data.problem import Problem, Row
+from delta_cli.data.problem import DataRow, DataSplit, Problem
 from delta_cli.data.prompts import encode_prompt
-from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import DataSection, ProblemSource
 
-GENERATED_PROBLEMS = 5000  # where no limit is set
-GENERATED = (tasks.SOURCE, word_problems.SOURCE)  # sources that are made here
-OF_ROWS = ("filter", "question", "answer", "answer_pattern", "layout", "config", "split")  # what they have not
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which problems. What is None is taken from the data set's row in LAYOUTS, or Layout's defaults."""
-
-    source: str = tasks.SOURCE  # a hub name, a file, a folder, or one of GENERATED
-    layout: str | None = None  # a key of LAYOUTS for a copy under another name; otherwise the source
-    config: str | None = None
-    split: str | None = None
-    question: str | None = None
-    answer: str | None = None
-    answer_pattern: str | None = None
-    filter: str | None = None
-    limit: int | None = None  # problems, held-out ones included: a random choice in the order of the source
-    held_out: float = 0.0  # share kept apart from training
-    seed: int = 0  # of the choice
-    template: str = "plain"  # the prompt's, to measure prompts with
-    task: TaskSpec = field(default_factory=TaskSpec)  # of "arithmetic"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"data.held_out: {self.held_out} is out of range; choose a share from 0 to below 1")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"data.limit: {self.limit} is out of range; choose 1 or more")
+GENERATED_PROBLEMS = 5000  # to train on, without data.limit
+GENERATED_BENCHMARK = 256  # to evaluate on, without a limit
+GENERATED = (arithmetic.SOURCE, word_problems.SOURCE)
+LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filter")  # that replace the data set's own
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How many rows were read, kept, and left out for each reason."""
+    """How many rows were read, how many were kept, and how many were left out for each reason."""
 
     read: int
     kept: int
-    filtered: int = 0  # by the recipe's own condition
+    filtered: int = 0  # by data.filter
     empty: int = 0  # no question
     without_gold: int = 0
-    duplicated: int = 0  # of an earlier question
-    too_long: int = 0  # prompt beyond the limit
+    duplicated: int = 0  # same question as an earlier row
+    too_long: int = 0  # prompt above the limit
 
     def __str__(self) -> str:
         left_out = {
@@ -76,7 +52,7 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Problems to train on, problems kept apart, and the account."""
+    """Problems to train on, problems held out for evaluation, and the counts."""
 
     problems: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
@@ -84,45 +60,113 @@ class LoadedData:
 
 
 def load_problems(
-    spec: DataSpec, tokenizer: Tokenizer | None = None, max_prompt_tokens: int | None = None
+    data: DataSection, seed: int = 0, tokenizer: Tokenizer | None = None, max_prompt_tokens: int | None = None
 ) -> LoadedData:
-    """Read, check and split the problems of a data set; the same arguments give the same ones.
+    """Read, check and split the problems of a recipe. The same arguments give the same problems.
 
-    Prompts of more than ``max_prompt_tokens`` are left out, where a tokenizer is given. Raises
-    UserError where the source cannot be read or nothing is left of it.
+    ``seed`` chooses ``data.limit`` problems and the held-out ones among them. With a tokenizer, problems whose prompt
+    has more than ``max_prompt_tokens`` are left out. Raises UserError if the source cannot be read or no problem is
+    left to train on.
     """
-    if spec.source in GENERATED:
-        refuse_fields(spec.source, spec)
-        return _generated(spec)
-    layout = _resolve(spec)
-    condition = Filter(layout.filter) if layout.filter else None
-    located = sources.rows(spec.source, layout.config, layout.split, _columns(layout, condition), layout.files)
-    kept, report = _collect(located, spec.source, layout, condition)
+    if data.source in GENERATED:
+        refuse_dataset_keys(data)
+        return _generated(data, seed)
+    kept, report = _read(data)
     if tokenizer is not None and max_prompt_tokens is not None:
-        longest = max_prompt_tokens * tokenizer.longest_token  # characters; beyond, nothing needs to be encoded
-        fitting = [
-            problem
-            for problem in kept
-            if len(problem.question) <= longest
-            and len(encode_prompt(problem, spec.template, tokenizer)) <= max_prompt_tokens
-        ]
+        fitting = _fitting(kept, data.prompt_template, tokenizer, max_prompt_tokens)
         report = replace(report, kept=len(fitting), too_long=len(kept) - len(fitting))
         kept = fitting
     if not kept:
-        raise UserError(f"data.source: {spec.source}: no problem is left ({report})")
-    return _divide(kept, spec, report)
+        raise UserError(f"data.source: {data.source}: no problem is left ({report})")
+    chosen = _choose(len(kept), data.limit, seed)
+    count = _held_out(data, len(chosen))
+    held_out, problems = (tuple(kept[i] for i in np.sort(part)) for part in (chosen[:count], chosen[count:]))
+    return LoadedData(problems, held_out, report)
 
 
-def _resolve(spec: DataSpec) -> Layout:
-    """The data set's layout with what the recipe sets in its place."""
-    name = spec.layout or spec.source
-    if spec.layout and name not in LAYOUTS:
-        raise UserError(f"data.layout: '{name}' is not known; choose one of {', '.join(LAYOUTS)}")
-    own = {key: getattr(spec, key) for key in ("config", "split", "question", "answer", "answer_pattern", "filter")}
-    layout = replace(LAYOUTS.get(name, Layout()), **{key: value for key, value in own.items() if value is not None})
-    if spec.question is not None:
+def load_benchmark(source: ProblemSource, count: int | None, seed: int) -> Sequence[Problem]:
+    """The problems of one benchmark, at most ``count``. Generated ones are those that no run trains on.
+
+    Raises UserError if the source cannot be read.
+    """
+    if source.source in GENERATED:
+        refuse_dataset_keys(source)
+        return generate(source, count or GENERATED_BENCHMARK, 0, "held_out")
+    kept, report = _read(source)
+    if not kept:
+        raise UserError(f"data.source: {source.source}: no problem is left ({report})")
+    return tuple(kept[i] for i in np.sort(_choose(len(kept), count, seed)))
+
+
+def generate(source: ProblemSource, count: int, seed: int, split: DataSplit) -> list[Problem]:
+    """``count`` problems of a generated source. Raises UserError if the source has fewer."""
+    if source.source == word_problems.SOURCE:
+        return word_problems.problems(count, seed, split)
+    return arithmetic.problems(source, count, seed, split)
+
+
+def refuse_dataset_keys(source: ProblemSource) -> None:
+    """Raise UserError if a key of data sets is set for a generated source, which has no rows and no fields."""
+    for name in (*LAYOUT_KEYS, "layout"):
+        if getattr(source, name) is not None:
+            raise UserError(
+                f"data.{name}: this key is for files and data sets; the problems of {source.source} are generated and "
+                "have no fields; remove it"
+            )
+
+
+def _generated(data: DataSection, seed: int) -> LoadedData:
+    """Generated problems. The two splits have no problem in common."""
+    count = GENERATED_PROBLEMS if data.limit is None else data.limit
+    apart = _held_out(data, count)
+    problems = generate(data, count - apart, seed, "train")
+    held_out = generate(data, apart, seed, "held_out")
+    return LoadedData(tuple(problems), tuple(held_out), LoadReport(read=count, kept=count))
+
+
+def _choose(total: int, limit: int | None, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A random choice of ``limit`` indices below ``total``, in random order."""
+    return np.random.default_rng([seed, 0]).permutation(total)[: total if limit is None else limit]
+
+
+def _held_out(data: DataSection, count: int) -> int:
+    """How many of ``count`` problems are held out. Raises UserError if none is left to train on."""
+    apart = round(count * data.held_out)
+    if apart == count:
+        raise UserError(
+            f"data.held_out = {data.held_out:g} of {count} problems leaves none to train on; choose a smaller share"
+        )
+    return apart
+
+
+def _read(source: ProblemSource) -> tuple[list[Problem], LoadReport]:
+    """Every usable problem of a file or data set, in order."""
+    layout = _layout_of(source)
+    condition = Filter(layout.filter) if layout.filter else None
+    rows = sources.rows(source.source, layout.config, layout.split, _columns(layout, condition), layout.files)
+    return _collect(rows, source.source, layout, condition)
+
+
+def _fitting(problems: Sequence[Problem], template: str, tokenizer: Tokenizer, limit: int) -> list[Problem]:
+    """The problems whose prompt has at most ``limit`` tokens."""
+    longest = limit * tokenizer.longest_token  # characters; a longer question cannot fit and is not encoded
+    return [
+        problem
+        for problem in problems
+        if len(problem.question) <= longest and len(encode_prompt(problem, template, tokenizer)) <= limit
+    ]
+
+
+def _layout_of(source: ProblemSource) -> DatasetLayout:
+    """The data set's layout, with the recipe's own keys in place of its."""
+    name = source.layout or source.source
+    if source.layout and name not in LAYOUTS:
+        raise UserError(f"data.layout: '{name}' is not a known data set; choose one of {', '.join(LAYOUTS)}")
+    own = {key: value for key in LAYOUT_KEYS if (value := getattr(source, key)) is not None}
+    layout = replace(LAYOUTS.get(name, DatasetLayout()), **own)
+    if source.question is not None:
         layout = replace(layout, read_question=None)
-    if spec.answer is not None:
+    if source.answer is not None:
         layout = replace(layout, read_answer=None)
     if layout.answer_pattern is not None:
         _check_pattern(layout.answer_pattern)
@@ -132,13 +176,13 @@ def _resolve(spec: DataSpec) -> Layout:
 def _check_pattern(pattern: str) -> None:
     try:
         groups = re.compile(pattern).groups
-    except re.error as error:
-        raise UserError(f"data.answer_pattern: {pattern!r}: {error}") from error
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"data.answer_pattern: {pattern!r} is not a regular expression: {error}") from error
     if groups == 0:
-        raise UserError(f"data.answer_pattern: {pattern!r} has no group; put brackets round the answer")
+        raise UserError(f"data.answer_pattern: {pattern!r} has no group; put parentheses around the answer")
 
 
-def _columns(layout: Layout, condition: Filter | None) -> set[str]:
+def _columns(layout: DatasetLayout, condition: Filter | None) -> set[str]:
     names = set(layout.columns)
     if layout.read_question is None:
         names.add(layout.question)
@@ -150,16 +194,16 @@ def _columns(layout: Layout, condition: Filter | None) -> set[str]:
 
 
 def _collect(
-    located: sources.Located, source: str, layout: Layout, condition: Filter | None
+    rows: sources.LocatedRows, source: str, layout: DatasetLayout, condition: Filter | None
 ) -> tuple[list[Problem], LoadReport]:
     kept: dict[str, Problem] = {}  # by question
     left_out: Counter[str] = Counter()
     read = 0
-    for where, row in located:
+    for where, row in rows:
         read += 1
         if condition is not None and not condition(row):
             left_out["filtered"] += 1
-        elif not (question := _whole(_question(row, layout), where)):
+        elif not (question := _encodable(_question(row, layout), where)):
             left_out["empty"] += 1
         elif (answer := _answer(row, layout)) is None:
             left_out["without_gold"] += 1
@@ -171,8 +215,8 @@ def _collect(
     return list(kept.values()), LoadReport(read, len(kept), **left_out)
 
 
-def _question(row: Row, layout: Layout) -> str:
-    """The question's text; of a chat, the content of its last turn. Empty where there is none."""
+def _question(row: DataRow, layout: DatasetLayout) -> str:
+    """The text of the question; for a chat, the content of its last turn. Empty if there is none."""
     if layout.read_question and any(row[column] is None for column in layout.columns):
         return ""
     value = layout.read_question(row) if layout.read_question else filters.field(row, layout.question)
@@ -181,20 +225,21 @@ def _question(row: Row, layout: Layout) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
-def _whole(text: str, where: str) -> str:
-    """The text, where it can be encoded. Raises UserError that names the row."""
+def _encodable(text: str, where: str) -> str:
+    """The text unchanged. Raises UserError that names the row if the text holds half a character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         broken = f"U+{ord(text[error.start]):04X}"
         raise UserError(
-            f"{where}: character {error.start + 1} of the question is half a character ({broken}); write it in UTF-8"
+            f"{where}: character {error.start + 1} of the question is half a character ({broken}); save the file as "
+            "valid UTF-8"
         ) from None
     return text
 
 
-def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
-    """The gold answer as text, tests of a program as they are, None where there is neither."""
+def _answer(row: DataRow, layout: DatasetLayout) -> str | dict[str, Any] | None:
+    """The gold answer as text, or a program's tests as they are. None if the row has neither."""
     if layout.read_answer and any(row[column] is None for column in layout.columns):
         return None
     value = layout.read_answer(row) if layout.read_answer else filters.field(row, layout.answer)
@@ -202,45 +247,10 @@ def _answer(row: Row, layout: Layout) -> str | dict[str, Any] | None:
         return value or None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if isinstance(value, float) and not math.isfinite(value):  # what JSON writes as NaN, and a table for an empty cell
+    if isinstance(value, float) and not math.isfinite(value):  # NaN is what tables hold in an empty cell
         return None
     text = str(value).encode(errors="replace").decode()
     if layout.answer_pattern is not None:
         found = list(re.finditer(layout.answer_pattern, text))
         text = (found[-1][1] or "") if found else ""
     return text.strip() or None
-
-
-def refuse_fields(source: str, spec: object) -> None:
-    """Raise UserError where ``spec`` asks for anything of a generated source that only rows of a data set have."""
-    for name in OF_ROWS:
-        if getattr(spec, name) is not None:
-            raise UserError(
-                f"data.{name}: is for files and data sets, and the problems of {source} are generated, without fields; "
-                "remove it"
-            )
-
-
-def _generated(spec: DataSpec) -> LoadedData:
-    """Problems that are made, whose two splits have none in common."""
-    count = GENERATED_PROBLEMS if spec.limit is None else spec.limit
-    apart = round(count * spec.held_out)
-    problems = generate(spec.source, spec.task, count - apart, spec.seed, "train")
-    held_out = generate(spec.source, spec.task, apart, spec.seed, "held_out")
-    return LoadedData(tuple(problems), tuple(held_out), LoadReport(read=count, kept=count))
-
-
-def generate(source: str, task: TaskSpec, count: int, seed: int, split: tasks.Split) -> list[Problem]:
-    """``count`` problems of one of the sources in GENERATED; raises UserError where there are not so many."""
-    if source == word_problems.SOURCE:
-        return word_problems.problems(count, seed, split)
-    return tasks.problems(task, count, seed, split)
-
-
-def _divide(kept: Sequence[Problem], spec: DataSpec, report: LoadReport) -> LoadedData:
-    """Choose ``limit`` problems and put the held-out share apart."""
-    count = len(kept) if spec.limit is None else min(spec.limit, len(kept))
-    chosen = np.random.default_rng([spec.seed, 0]).permutation(len(kept))[:count]
-    apart = round(count * spec.held_out)
-    held_out, problems = (tuple(kept[i] for i in np.sort(part)) for part in (chosen[:apart], chosen[apart:]))
-    return LoadedData(problems, held_out, report)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-Row = Mapping[str, Any]  # one row of a data set, by column
+DataRow = Mapping[str, Any]  # one row of a data set, by column
+DataSplit = Literal["train", "held_out"]  # of generated problems
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A question to sample responses to, and what a reward needs to judge them.
+    """A question to sample responses to, and the gold answer to grade them by.
 
-    ``answer`` is the gold answer: a string for mathematics, a tests table for code (see
-    ``delta_cli.rewards.code.verdict``), whatever the user's own function reads for a custom reward.
+    ``answer`` is text for mathematics, a table of tests for code (see ``delta_cli.rewards.code.verdict``), and
+    whatever the user's own function reads for a custom reward.
     """
 
     id: str
     question: str
     answer: Any
     source: str = ""  # the data set or suite it came from
-    kind: str = ""  # of problem, where the source tells several apart
+    kind: str = ""  # of problem, if the source has several

@@ -12,16 +12,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from delta_cli.data.problem import Row
+from delta_cli.data.problem import DataRow
 from delta_cli.errors import NotFetchedError, UserError
 
-Located = Iterator[tuple[str, Row]]  # where a row is, for messages; the row
+LocatedRows = Iterator[tuple[str, DataRow]]  # where a row is, for messages; the row
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 HUB_EXTRA = "run: pip install 'delta-rlvr[hub]'"
 
 
-def rows(source: str, config: str | None, split: str, columns: set[str], files: str | None = None) -> Located:
+def rows(source: str, config: str | None, split: str, columns: set[str], files: str | None = None) -> LocatedRows:
     """The rows of ``source`` with at least ``columns``; where the format has columns, no others are read.
 
     ``files`` names the JSON files of a hub repository that are read without its loading script. Raises
@@ -43,7 +43,7 @@ def rows(source: str, config: str | None, split: str, columns: set[str], files: 
     return _hub_rows(source, config, split, columns)
 
 
-def first_rows(source: str, count: int) -> list[Row]:
+def first_rows(source: str, count: int) -> list[DataRow]:
     """The first rows of a local file, with every column. Raises UserError as ``rows`` does."""
     path = Path(source).expanduser()
     if not path.is_file():
@@ -73,14 +73,14 @@ def _beside(path: Path) -> str:
     return f"; did you mean {folder / close[0]}?" if close else ""
 
 
-def _file_rows(path: Path, columns: set[str]) -> Located:
+def _file_rows(path: Path, columns: set[str]) -> LocatedRows:
     if path.suffix == ".parquet":
         return _parquet_rows(path, columns)
     read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, _jsonl_rows)
     return _with_columns(read(path), columns)
 
 
-def _with_columns(located: Located, columns: set[str]) -> Located:
+def _with_columns(located: LocatedRows, columns: set[str]) -> LocatedRows:
     """Only these columns; the first row must have them all, a later one that lacks some has None there."""
     for index, (where, row) in enumerate(located):
         if index == 0:
@@ -88,7 +88,7 @@ def _with_columns(located: Located, columns: set[str]) -> Located:
         yield where, {column: row.get(column) for column in columns}
 
 
-def _jsonl_rows(path: Path) -> Located:
+def _jsonl_rows(path: Path) -> LocatedRows:
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(_lines(path, file), start=1):
             if line.strip():
@@ -103,7 +103,7 @@ def _lines(path: Path, file: Iterable[bytes]) -> Iterator[bytes]:
         raise UserError(f"{path}: cannot be read ({error})") from error
 
 
-def _json_rows(path: Path) -> Located:
+def _json_rows(path: Path) -> LocatedRows:
     """A list of records, or an object with one list in it, as in {"data": [...]}."""
     value = _parse(str(path), path.read_bytes())
     if isinstance(value, dict):
@@ -116,7 +116,7 @@ def _json_rows(path: Path) -> Located:
         yield where, _record(where, record)
 
 
-def _csv_rows(path: Path) -> Located:
+def _csv_rows(path: Path) -> LocatedRows:
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
@@ -129,7 +129,7 @@ def _csv_rows(path: Path) -> Located:
             raise UserError(f"{path}:{reader.line_num + 1}: not a CSV row in UTF-8 ({error})") from error
 
 
-def _parquet_rows(path: Path, columns: set[str]) -> Located:
+def _parquet_rows(path: Path, columns: set[str]) -> LocatedRows:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -146,7 +146,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> Located:
         raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
 
 
-def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> Located:
+def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> LocatedRows:
     try:
         import datasets
     except ImportError as error:
@@ -164,12 +164,12 @@ def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> L
         kind = UserError if Path(name).is_dir() else NotFetchedError
         raise kind(f"data.source: {where}: cannot be loaded: {_reason(error)}") from error
     _check_columns(name, columns, table.column_names)
-    selected: Iterable[Row] = table.select_columns(sorted(columns))
+    selected: Iterable[DataRow] = table.select_columns(sorted(columns))
     for number, row in enumerate(selected, start=1):
         yield f"{name} ({split}): row {number}", row
 
 
-def _script_rows(name: str, files: str, columns: set[str]) -> Located:
+def _script_rows(name: str, files: str, columns: set[str]) -> LocatedRows:
     """JSON files of a hub repository that has a loading script, which nobody runs any more."""
     try:
         import datasets
@@ -199,7 +199,7 @@ def _parse(where: str, data: bytes) -> Any:
         raise UserError(f"{where}: not JSON in UTF-8 ({error})") from error
 
 
-def _record(where: str, value: Any) -> Row:
+def _record(where: str, value: Any) -> DataRow:
     if not isinstance(value, dict):
         raise UserError(f"{where}: holds a {type(value).__name__}, not an object with fields")
     return value

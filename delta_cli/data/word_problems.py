@@ -1,7 +1,7 @@
-"""Generated word problems: several kinds, names, things and numbers; answers by construction.
+"""The generated source "word_problems": nine kinds, with changing names, things and numbers.
 
-A problem is two sentences with small whole numbers, ``Ada has 12 pens and gives 5 to Ben …``,
-that takes one or two steps of arithmetic. Its id names its kind, so that results can be told apart by kind.
+A problem is two sentences with small whole numbers, ``Ada has 12 pens and gives 5 to Ben …``, and takes one or two
+steps of arithmetic. Its id names its kind, so results can be reported by kind.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import numpy as np
 
-from delta_cli.data.problem import Problem
+from delta_cli.data.problem import DataSplit, Problem
 from delta_cli.errors import UserError
 
 SOURCE = "word_problems"
-HELD_OUT_ONE_IN = 5  # of all problems, by their kind and numbers; the others are for training
-TRIES = 50  # draws for each problem that is asked for
+HELD_OUT_ONE_IN = 5  # of all combinations of kind and numbers; the other four are for training
+TRIES = 50  # draws for each problem asked for
 
-Split = Literal["train", "held_out"]
-Draw = Callable[[int, int], int]  # a whole number from the first to the second
-Made = tuple[str, int]  # text, answer
+DrawNumber = Callable[[int, int], int]  # a whole number from the first argument to the second, both included
+TextAndAnswer = tuple[str, int]
 
 NAMES = (
     "Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack",
@@ -33,8 +31,8 @@ THINGS = (
     "pencils", "plates", "shells", "stamps", "stickers", "toys",
 )  # fmt: skip
 
-# The examples of a prompt with two shots: solutions in the form that responses then have. Their numbers are those of no
-# generated problem.
+# The two examples of the two-shot prompt. They show the form that responses then take; no generated problem has their
+# numbers.
 EXAMPLES = (
     ("Nina has 2 nuts and gets 6 more. How many nuts does Nina have?", "2 + 6 = 8"),
     ("Lily has 2 boxes of 5 nuts and 1 more. How many nuts does Lily have?", "2 * 5 = 10, 10 + 1 = 11"),
@@ -43,22 +41,22 @@ SHOTS = "".join(f"Q: {question}\nA: {answer}\n\n" for question, answer in EXAMPL
 TEMPLATE = SHOTS + "Q: {question}\nA:"
 
 
-def _gain(draw: Draw, one: str, two: str, things: str) -> Made:
+def _gain(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     first, second = draw(3, 30), draw(3, 19)
     return f"{one} has {first} {things} and gets {second} more. How many {things} does {one} have?", first + second
 
 
-def _loss(draw: Draw, one: str, two: str, things: str) -> Made:
+def _loss(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     first, second = draw(20, 50), draw(3, 19)
     return f"{one} has {first} {things} and gives {second} to {two}. How many {things} are left?", first - second
 
 
-def _price(draw: Draw, one: str, two: str, things: str) -> Made:
+def _price(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     count, price = draw(3, 12), draw(2, 9)
     return f"{one} buys {count} {things} for {price} dollars each. How many dollars does {one} pay?", count * price
 
 
-def _change(draw: Draw, one: str, two: str, things: str) -> Made:
+def _change(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     count, price, rest = draw(2, 9), draw(2, 9), draw(1, 15)
     return (
         f"{one} has {count * price + rest} dollars and buys {count} {things} for {price} dollars each. "
@@ -66,40 +64,40 @@ def _change(draw: Draw, one: str, two: str, things: str) -> Made:
     ), rest
 
 
-def _sharing(draw: Draw, one: str, two: str, things: str) -> Made:
+def _sharing(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     people, each = draw(2, 9), draw(2, 12)
     return f"{one} shares {people * each} {things} equally among {people} children. How many does each get?", each
 
 
-def _boxes(draw: Draw, one: str, two: str, things: str) -> Made:
+def _boxes(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     boxes, inside, loose = draw(2, 9), draw(2, 10), draw(2, 19)
     return (
         f"{one} has {boxes} boxes of {inside} {things} and {loose} more. How many {things} does {one} have?"
     ), boxes * inside + loose
 
 
-def _times(draw: Draw, one: str, two: str, things: str) -> Made:
+def _times(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     first, factor = draw(3, 20), draw(2, 5)
     return (
         f"{one} has {first} {things}. {two} has {factor} times as many. How many {things} does {two} have?"
     ), first * factor
 
 
-def _weeks(draw: Draw, one: str, two: str, things: str) -> Made:
+def _weeks(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     start, weekly, weeks = draw(5, 30), draw(2, 9), draw(2, 8)
     return (
         f"{one} has {start} dollars and saves {weekly} a week for {weeks} weeks. How many dollars does {one} have?"
     ), start + weekly * weeks
 
 
-def _more(draw: Draw, one: str, two: str, things: str) -> Made:
+def _more(draw: DrawNumber, one: str, two: str, things: str) -> TextAndAnswer:
     first, second = draw(3, 20), draw(2, 15)
     return (
         f"{one} has {first} {things}. {two} has {second} more than {one}. How many {things} does {two} have?"
     ), first + second
 
 
-KINDS: dict[str, Callable[[Draw, str, str, str], Made]] = {
+KINDS: dict[str, Callable[[DrawNumber, str, str, str], TextAndAnswer]] = {
     "gain": _gain,
     "loss": _loss,
     "price": _price,
@@ -112,11 +110,11 @@ KINDS: dict[str, Callable[[Draw, str, str, str], Made]] = {
 }
 
 
-def problems(count: int, seed: int, split: Split = "train") -> list[Problem]:
-    """``count`` different problems of all kinds in turn, the same for the same arguments.
+def problems(count: int, seed: int, split: DataSplit = "train") -> list[Problem]:
+    """``count`` different problems, taking the kinds in turn; the same arguments give the same problems.
 
-    Which split a problem belongs to depends on its kind and its numbers alone, whatever the names and things, so
-    that no seed lets a training problem into the held-out ones. Raises UserError where there are not so many.
+    The split of a problem depends on its kind and its numbers alone, so no training problem is ever held out under
+    other names. Raises UserError if there are fewer than ``count``.
     """
     rng = np.random.default_rng([seed, split == "held_out", 20805])
     made: dict[str, Problem] = {}
@@ -125,11 +123,14 @@ def problems(count: int, seed: int, split: Split = "train") -> list[Problem]:
             break
         made.setdefault(problem.question, problem)  # not every kind uses both names
     if len(made) < count:
-        raise UserError(f"word problems: only {len(made)} in '{split}', {count} asked; set a lower data.limit")
+        raise UserError(
+            f"word_problems: the split '{split}' has only {len(made)} problems, and {count} are asked for; set a lower "
+            "data.limit"
+        )
     return list(made.values())
 
 
-def _stream(rng: np.random.Generator, split: Split) -> Iterator[Problem]:
+def _stream(rng: np.random.Generator, split: DataSplit) -> Iterator[Problem]:
     for kind in itertools.cycle(KINDS):
         while True:
             numbers: list[int] = []
@@ -147,5 +148,5 @@ def _stream(rng: np.random.Generator, split: Split) -> Iterator[Problem]:
                 break
 
 
-def _split(key: str) -> Split:
+def _split(key: str) -> DataSplit:
     return "held_out" if zlib.crc32(key.encode()) % HELD_OUT_ONE_IN == 0 else "train"

@@ -1,4 +1,4 @@
-"""How long the doctor may look at a model, and what it says meanwhile."""
+"""How long the doctor may run the model, and what it says meanwhile."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 
-class TooSlow(Exception):
-    """The time that the model may take is over."""
+class DeadlineExceeded(Exception):
+    """The time for running the model is over."""
 
 
-class Watch:
-    """The time that looking at the model may take, and what is said of what is going on."""
+class Deadline:
+    """The time for running the model; ``say`` announces what begins."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds, self.say = seconds, say
@@ -19,10 +19,10 @@ class Watch:
 
     @property
     def left(self) -> float:
-        """Seconds; negative when it is over."""
+        """Seconds left; negative when the time is over."""
         return self.seconds - (time.monotonic() - self._start)
 
     def check(self) -> None:
-        """Raise TooSlow when it is over."""
+        """Raise DeadlineExceeded when the time is over."""
         if self.left <= 0:
-            raise TooSlow
+            raise DeadlineExceeded

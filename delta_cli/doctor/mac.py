@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from delta_cli.doctor.estimate import FLOAT, Item
-from delta_cli.doctor.shapes import Shape
+from delta_cli.doctor.memory import FLOAT, MemoryItem
+from delta_cli.doctor.model_shape import ModelShape
 from delta_cli.recipe import Recipe
 
 M1 = 2.6e12  # float32 operations a second of an M1's eight GPU cores, by its data sheet: the slowest there is
-PATIENCE = 0.25  # seconds of one operation from which on a warning is due; macOS does not publish its own
+WATCHDOG_SECONDS = 0.25  # seconds of one operation from which on a warning is due; macOS does not publish its own
 
 
-def attention_scores(recipe: Recipe, shape: Shape) -> Item:
+def attention_scores(recipe: Recipe, shape: ModelShape) -> MemoryItem:
     """Scores of all pairs of tokens in a micro-batch: MLX's fused attention has no gradient.
 
     One copy of them, of one layer with gradient checkpointing and of all layers without.
@@ -21,7 +21,7 @@ def attention_scores(recipe: Recipe, shape: Shape) -> Item:
     layers = 1 if recipe.model.gradient_checkpointing else shape.layers
     rows = tokens // longest
     how = f"{rows} × {longest}² × {shape.heads} heads × {width} bytes"
-    return Item(
+    return MemoryItem(
         "attention scores",
         layers * rows * longest**2 * shape.heads * width,
         "update",
@@ -30,12 +30,14 @@ def attention_scores(recipe: Recipe, shape: Shape) -> Item:
     )
 
 
-def second_chunk(recipe: Recipe, shape: Shape) -> Item:
+def second_chunk(recipe: Recipe, shape: ModelShape) -> MemoryItem:
     """Logits of the chunk that is under way in scoring while the one before it is read."""
     tokens, size = max(recipe.update.micro_batch_tokens, longest_sequence(recipe)), recipe.update.head_chunk_tokens
     second = min(size, max(0, tokens - size))
     how = f"{second} × {shape.vocabulary} × 3 float32"
-    return Item("logits, one ahead", 3 * second * shape.vocabulary * FLOAT, "score", how, "update.head_chunk_tokens")
+    return MemoryItem(
+        "logits, one ahead", 3 * second * shape.vocabulary * FLOAT, "score", how, "update.head_chunk_tokens"
+    )
 
 
 def longest_sequence(recipe: Recipe) -> int:
@@ -43,7 +45,7 @@ def longest_sequence(recipe: Recipe) -> int:
     return recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
 
 
-def longest_operation(recipe: Recipe, shape: Shape) -> tuple[str, float]:
+def longest_operation(recipe: Recipe, shape: ModelShape) -> tuple[str, float]:
     """The largest product of an update, by name, and the seconds it takes an M1's GPU at full speed."""
     tokens = max(recipe.update.micro_batch_tokens, longest_sequence(recipe))
     products = {

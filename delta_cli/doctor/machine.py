@@ -23,7 +23,7 @@ class Machine:
     versions: dict[str, str]
 
 
-def look(backend: str) -> Machine:
+def describe_machine(backend: str) -> Machine:
     """This machine, as the backend would find it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device, device_memory = f"{platform.machine()} processor", memory

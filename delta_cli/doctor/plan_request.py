@@ -9,27 +9,27 @@ from functools import cached_property
 from typing import Any, Literal
 
 from delta_cli.doctor import assumptions
-from delta_cli.doctor.estimate import FLOAT, trained
 from delta_cli.doctor.gpus import Gpu
-from delta_cli.doctor.placement import Layout, layout
-from delta_cli.doctor.shapes import Shape
-from delta_cli.doctor.workload import Work
+from delta_cli.doctor.memory import FLOAT, trained
+from delta_cli.doctor.model_shape import ModelShape
+from delta_cli.doctor.sharding import ShardingLayout, choose_sharding
+from delta_cli.doctor.workload import Workload
 from delta_cli.recipe import Recipe
 
-Engine = Literal["local", "vllm"]
-ENGINES: dict[str, Engine] = {"local": "local", "vllm": "vllm"}
+SamplerKind = Literal["local", "vllm"]
+SAMPLERS: dict[str, SamplerKind] = {"local": "local", "vllm": "vllm"}
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """What a plan is asked for."""
 
     recipe: Recipe
-    shape: Shape
+    shape: ModelShape
     config: Mapping[str, Any]
     gpu: Gpu
     processes: int = 1
-    engine: Engine = "local"
+    engine: SamplerKind = "local"
     mean_tokens: float | None = None  # of a response; None: a share of the limit
 
     @property
@@ -38,28 +38,28 @@ class Question:
         return int(self.gpu.memory * (1 - assumptions.RESERVE))
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ShardingLayout:
         """How the run is spread."""
-        return layout(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
+        return choose_sharding(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
 
-    def work(self, groups: int) -> Work:
+    def work(self, groups: int) -> Workload:
         """So many groups of the recipe."""
         rollout = self.recipe.rollout
         mean = self.mean_tokens or max(1.0, assumptions.MEAN_SHARE * rollout.max_tokens)
         prompt = min(assumptions.MEAN_PROMPT, rollout.max_prompt_tokens)
-        return Work(groups, rollout.responses, prompt, mean, rollout.max_tokens)
+        return Workload(groups, rollout.responses, prompt, mean, rollout.max_tokens)
 
     @cached_property
-    def drawn(self) -> Work:
+    def drawn(self) -> Workload:
         """What the process with the most groups draws and scores."""
         return self.work(self.layout.most(self.recipe.rollout.prompts))
 
     @cached_property
-    def mini_batch(self) -> Work:
+    def mini_batch(self) -> Workload:
         """What the process with the most groups of a mini-batch trains on at a time."""
         return self.work(self.layout.most(self.recipe.rollout.prompts // self.recipe.update.mini_batches))
 
-    def micro_batches(self, work: Work) -> int:
+    def micro_batches(self, work: Workload) -> int:
         """Forwards that the work's packed rows take."""
         return max(1, math.ceil(work.packed / self.recipe.update.micro_batch_tokens))
 

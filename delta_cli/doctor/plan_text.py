@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from delta_cli.doctor.assumptions import ASSUMPTIONS
-from delta_cli.doctor.estimate import Item, totals
-from delta_cli.doctor.phases import NAMES
-from delta_cli.doctor.plan import Plan
-from delta_cli.doctor.plan_request import Question
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase
+from delta_cli.doctor.plan import RunPlan
+from delta_cli.doctor.plan_request import PlanRequest
+from delta_cli.doctor.step_time import NAMES
 
 COLUMNS = 80
 SHORT = {"drawing": "draw", "scoring": "score", "updating": "update", "collectives": "coll.", "weight sync": "sync"}
@@ -19,7 +19,7 @@ WIDTHS = (4, 6, 7, 6, 6, 7, 6, 5, 7, 7, 7)
 UNMEASURED = "Arithmetic from data sheets and the assumptions below: nothing was run on a GPU."
 
 
-def text(name: str, found: Plan, settings: Sequence[str], scaling: Sequence[Plan]) -> Iterator[str]:
+def text(name: str, found: RunPlan, settings: Sequence[str], scaling: Sequence[RunPlan]) -> Iterator[str]:
     """The lines of a plan. ``settings`` are the recipe's keys that ``scaling`` was worked out with, for this number."""
     spread = "" if found.layout.processes == 1 else f", sharding {found.layout.sharding}"
     yield f"{name} on {found.layout.processes} × {found.gpu.name}{spread}, engine {found.engine}"
@@ -43,13 +43,13 @@ def text(name: str, found: Plan, settings: Sequence[str], scaling: Sequence[Plan
     yield from (line for each in ASSUMPTIONS for line in _wrapped(each, "- "))
 
 
-def table(plans: Sequence[Plan]) -> Iterator[str]:
+def table(plans: Sequence[RunPlan]) -> Iterator[str]:
     """A line for each number of GPUs, within 80 columns."""
     for cells in (HEADER, *map(row, plans)):
         yield " ".join(cell.rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
 
 
-def row(found: Plan) -> tuple[str, ...]:
+def row(found: RunPlan) -> tuple[str, ...]:
     """The cells of a plan, under ``HEADER``."""
     processes, memory = str(found.layout.processes), _short(found.bytes / 1e9)
     if not found.fits:
@@ -58,7 +58,7 @@ def row(found: Plan) -> tuple[str, ...]:
     return processes, memory, *map(_short, times), _short(found.hours * found.layout.processes)
 
 
-def as_json(name: str, found: Plan, settings: Sequence[str], scaling: Sequence[Plan]) -> dict[str, Any]:
+def as_json(name: str, found: RunPlan, settings: Sequence[str], scaling: Sequence[RunPlan]) -> dict[str, Any]:
     """Everything that ``text`` prints. Seconds, bytes and hours."""
     return {
         "recipe": name,
@@ -72,10 +72,10 @@ def as_json(name: str, found: Plan, settings: Sequence[str], scaling: Sequence[P
     }
 
 
-def settings(question: Question) -> list[str]:
+def settings(request: PlanRequest) -> list[str]:
     """The keys that ``fitted`` sets, as ``--set`` takes them."""
-    rollout, update = question.recipe.rollout, question.recipe.update
-    batch = [f"rollout.batch={rollout.batch}"] if question.engine == "local" else []
+    rollout, update = request.recipe.rollout, request.recipe.update
+    batch = [f"rollout.batch={rollout.batch}"] if request.engine == "local" else []
     return [
         *batch,
         f"update.offload={str(update.offload).lower()}",
@@ -84,7 +84,7 @@ def settings(question: Question) -> list[str]:
     ]
 
 
-def _numbers(found: Plan) -> dict[str, Any]:
+def _numbers(found: RunPlan) -> dict[str, Any]:
     return {
         "processes": found.layout.processes,
         "sharding": found.layout.sharding,
@@ -101,12 +101,14 @@ def _numbers(found: Plan) -> dict[str, Any]:
     }
 
 
-def _memory(found: Plan) -> Iterator[str]:
+def _memory(found: RunPlan) -> Iterator[str]:
     verdict = "fits" if found.fits else "DOES NOT FIT"
     most, room = found.bytes / 1e9, found.room / 1e9
     yield f"Memory of each GPU: {most:.1f} GB at the worst moment, {room:.1f} to use: {verdict}"
-    for phase, total in totals(found.items).items():
-        mine: list[Item] = sorted((i for i in found.items if i.phase == phase and i.bytes), key=lambda i: -i.bytes)
+    for phase, total in bytes_by_phase(found.items).items():
+        mine: list[MemoryItem] = sorted(
+            (i for i in found.items if i.phase == phase and i.bytes), key=lambda i: -i.bytes
+        )
         if mine:
             yield f"  {phase:<8}{total / 1e9:>8.2f}"
         for item in mine:
@@ -116,7 +118,7 @@ def _memory(found: Plan) -> Iterator[str]:
         yield f"  Host memory of a node, for {count} processes: {found.host_bytes / 1e9:.0f} GB"
 
 
-def _step(found: Plan) -> Iterator[str]:
+def _step(found: RunPlan) -> Iterator[str]:
     rate = found.tokens / found.step_seconds
     yield (
         f"A step: {_short(found.step_seconds)} s, {rate:,.0f} tokens a second; "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delta_cli.doctor.shapes import Shape
+from delta_cli.doctor.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """Groups of responses: a prompt each, with ``samples`` responses. Lengths in tokens.
 
     Lengths are taken as spread like an exponential's, whose mean square is twice the square of the mean, as
@@ -52,40 +52,40 @@ class Work:
         return self.groups * self.prompt**2 / 2 + self.drawn * self.context
 
 
-def trunk_flops(shape: Shape, tokens: float) -> float:
+def trunk_flops(shape: ModelShape, tokens: float) -> float:
     """Forward of all layers' matrices: a product and a sum for each weight and token."""
     return 2 * shape.layers * shape.layer_matrices * tokens
 
 
-def attention_flops(shape: Shape, pairs: float) -> float:
+def attention_flops(shape: ModelShape, pairs: float) -> float:
     """Forward of all layers' attention: scores and their sum of values, each a product and a sum for each number."""
     return 4 * shape.layers * shape.heads * shape.head_dim * pairs
 
 
-def head_flops(shape: Shape, tokens: float) -> float:
+def head_flops(shape: ModelShape, tokens: float) -> float:
     """One product with the output matrix."""
     return 2 * shape.vocabulary * shape.hidden * tokens
 
 
-def prefill_flops(shape: Shape, work: Work) -> float:
+def prefill_flops(shape: ModelShape, work: Workload) -> float:
     """Each prompt through all layers, once for all its responses."""
     pairs = work.groups * work.prompt**2 / 2
     return trunk_flops(shape, work.groups * work.prompt) + attention_flops(shape, pairs)
 
 
-def decode_flops(shape: Shape, work: Work) -> float:
+def decode_flops(shape: ModelShape, work: Workload) -> float:
     """Every response token, one at a time."""
     each = trunk_flops(shape, work.drawn) + head_flops(shape, work.drawn)
     return each + attention_flops(shape, work.drawn * work.context)
 
 
-def score_flops(shape: Shape, work: Work, head_products: int = 1) -> float:
+def score_flops(shape: ModelShape, work: Workload, head_products: int = 1) -> float:
     """One forward of packed rows; the exact hidden proxy takes a second product with the output matrix."""
     forward = trunk_flops(shape, work.packed) + attention_flops(shape, work.pairs)
     return forward + head_products * head_flops(shape, work.drawn)
 
 
-def update_flops(shape: Shape, work: Work, *, recompute: bool, frozen: bool) -> float:
+def update_flops(shape: ModelShape, work: Workload, *, recompute: bool, frozen: bool) -> float:
     """Forward and backward of packed rows, one time through the batch.
 
     The backward of a matrix takes two products, for its input and for itself, or one where it is
@@ -99,7 +99,7 @@ def update_flops(shape: Shape, work: Work, *, recompute: bool, frozen: bool) -> 
     return layers + attention + (2 if frozen else 4) * head_flops(shape, work.drawn)
 
 
-def decode_steps(work: Work, slots: int) -> float:
+def decode_steps(work: Workload, slots: int) -> float:
     """Forwards of one token for each of so many slots, which waiting responses enter as others finish.
 
     All slots are busy until none waits; the one that is left longest then ends ``longest`` − ``mean`` later.
@@ -107,7 +107,7 @@ def decode_steps(work: Work, slots: int) -> float:
     return work.mean * max(1.0, work.responses / slots) + work.longest - work.mean
 
 
-def reached(work: Work, slots: int) -> float:
+def reached(work: Workload, slots: int) -> float:
     """Tokens of the longest among ``slots`` responses under way, its prompt included.
 
     The age of what is under way is exponential too, and the mean of the largest of n is that of one times

@@ -8,39 +8,27 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from delta_cli.data import prompts, tasks
-from delta_cli.data.loading import GENERATED, DataSpec, generate, load_problems, refuse_fields
+from delta_cli.data import prompts
+from delta_cli.data.loading import load_benchmark
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, FrozenModel
-from delta_cli.recipe.mistakes import reason, shown
+from delta_cli.recipe.data import ProblemSource
+from delta_cli.recipe.messages import reason, shown
 
-GENERATED_PROBLEMS = 256  # where no limit is set
 
-
-class BenchmarkSpec(FrozenModel):
-    """One benchmark: where its problems are. Absent fields are the data set's own, or question and answer."""
+class BenchmarkSpec(ProblemSource):
+    """One benchmark: its name, and where its problems are."""
 
     name: str = Field(min_length=1, description="column of the table")
     source: str = Field(
         min_length=1, description='name on the hub, a data file or folder, "arithmetic" or "word_problems"'
     )
-    layout: str | None = Field(default=None, description="known data set of which the source is a copy")
-    config: str | None = Field(default=None, description="configuration of a hub data set")
-    split: str | None = Field(default=None, description="split of a hub data set")
-    question: str | None = Field(default=None, description="field of the question")
-    answer: str | None = Field(default=None, description="field of the gold answer")
-    answer_pattern: str | None = Field(default=None, description="regular expression, its group the answer")
-    filter: str | None = Field(default=None, description="condition on the fields of a row")
-    limit: int | None = Field(default=None, ge=1, description="so many problems, a random but fixed choice")
-    seed: int = Field(default=0, ge=0, description="of that choice")
-    operation: Literal["add", "multiply"] = Field(default="add", description="arithmetic: the operation")
-    digits: int = Field(default=2, ge=1, le=9, description="arithmetic: digits of each operand")
-    filler: int = Field(default=0, ge=0, le=64, description="arithmetic: filler characters before each step")
+    seed: int = Field(default=0, ge=0, description="seed of the random choice of limit problems")
 
 
 class Suite(FrozenModel):
@@ -105,12 +93,7 @@ def load_benchmarks(specs: Sequence[BenchmarkSpec], limit: int | None = None) ->
 def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
     count = min((each for each in (spec.limit, limit) if each is not None), default=None)
     try:
-        if spec.source in GENERATED:
-            refuse_fields(spec.source, spec)
-            task = tasks.TaskSpec(spec.operation, spec.digits, spec.filler)
-            return Benchmark(spec.name, generate(spec.source, task, count or GENERATED_PROBLEMS, 0, "held_out"))
-        data = DataSpec(limit=count, **spec.model_dump(exclude={"name", "limit", "operation", "digits", "filler"}))
-        return Benchmark(spec.name, load_problems(data).problems)
+        return Benchmark(spec.name, load_benchmark(spec, count, spec.seed))
     except UserError as error:
         raise type(error)(f"benchmark '{spec.name}': {error}") from error
 
@@ -150,7 +133,7 @@ def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> 
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        sections: dict[int | str, type[FrozenModel]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
+        sections: dict[int | str, type[BaseModel]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
         model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
         allowed = list(model.model_fields)
         close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.5)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from delta_cli.errors import UserError
 from delta_cli.recipe.keys import walk
-from delta_cli.recipe.mistakes import (
+from delta_cli.recipe.messages import (
     FOREIGN,
     explain,
     from_elsewhere,

@@ -13,41 +13,11 @@ from pydantic import Field, model_validator
 
 from backends.settings import ROLLOUT_BATCH, MemoryBudget, Model, Optimizer, Parallel, Section, key
 from delta_cli.credit.methods import PRESET_CREDIT
+from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.method import Delta, MethodSection
 from delta_cli.recipe.reward import Reward, RewardTables, check_rewards, verifiers
 
 ENGINE_CAP = 2.0  # update.importance_cap with an external engine
-
-
-class Data(Section):
-    """The problems that are trained on."""
-
-    source: str = key(
-        "arithmetic",
-        'name on the hub, a .jsonl, .json, .csv or .parquet file, or generated: "arithmetic", "word_problems"',
-        min_length=1,
-    )
-    config: str | None = key(None, "configuration of a hub data set")
-    split: str | None = key(None, "split of a hub data set; absent: the data set's own, or train")
-    question: str | None = key(None, "field of the question; absent: the data set's own, or question")
-    answer: str | None = key(None, "field of the gold answer; absent: the data set's own, or answer")
-    layout: str | None = key(None, "data set whose fields and prompt a copy under another name has")
-    answer_pattern: str | None = key(None, "regular expression whose first group is the gold answer in its field")
-    filter: str | None = key(None, 'condition on the fields of a row, e.g. "difficulty >= 5"')
-    limit: int | None = key(
-        None, "use at most so many problems; generated ones: how many, 5000 when absent", "problems", ge=1
-    )
-    held_out: float = key(0.05, "share kept for evaluation and never trained on", ge=0, lt=1)
-    template: str | None = key(
-        None,
-        "prompt: paper, chat, chat_boxed, plain, two_shot, or text with {question}; absent: chat for arithmetic, "
-        "two_shot for word_problems, else paper",
-    )
-    system: str | None = key(None, "system message that begins the chat; templates chat and chat_boxed")
-    thinking: bool | None = key(None, "chat templates with a switch enable_thinking: its value; absent: their default")
-    operation: Literal["add", "multiply"] = key("add", "arithmetic: the operation")
-    digits: int = key(2, "arithmetic: digits of each operand", ge=1, le=9)
-    filler: int = key(0, "arithmetic: filler characters before each step, the same in right and wrong", ge=0, le=64)
 
 
 class Rollout(Section):
@@ -216,7 +186,7 @@ class Recipe(Section):
 
     run: Run = Run()
     model: Model = Model()
-    data: Data = Data()
+    data: DataSection = DataSection()
     rollout: Rollout = Rollout()
     reward: RewardTables = Reward()
     method: MethodSection = MethodSection()

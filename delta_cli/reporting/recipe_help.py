@@ -8,11 +8,11 @@ from itertools import groupby
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import key_reference
-from delta_cli.recipe.aliases import TRAINERS
 from delta_cli.recipe.document import KeyReference
 from delta_cli.recipe.keys import section_of
-from delta_cli.recipe.mistakes import setting
+from delta_cli.recipe.messages import setting
 from delta_cli.recipe.models import Recipe
+from delta_cli.recipe.other_trainers import TRAINERS
 
 INDENT = "    "
 

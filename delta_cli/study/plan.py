@@ -15,7 +15,7 @@ from delta_cli.errors import UserError
 from delta_cli.evaluation.suites import Suite, load_suite
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.loading import read_toml
-from delta_cli.recipe.mistakes import reason
+from delta_cli.recipe.messages import reason
 
 SCALES = resources.files("delta_cli.study") / "scales"
 

@@ -13,11 +13,9 @@ from backends import registry
 from backends.collective import SOLO
 from backends.interface import Collective
 from delta_cli.assets import config_file, model_path
-from delta_cli.data import word_problems
-from delta_cli.data.loading import DataSpec, LoadedData, load_problems
+from delta_cli.data.loading import LoadedData, load_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, encode_prompt
-from delta_cli.data.tasks import SOURCE, TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
@@ -54,7 +52,9 @@ def open_trainer(
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)
-    encode_prompt(data.problems[0], template_of(recipe), tokenizer)  # a template that cannot be rendered fails here
+    encode_prompt(
+        data.problems[0], recipe.data.prompt_template, tokenizer
+    )  # a template that cannot be rendered fails here
     check_context(recipe, data, tokenizer)
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
@@ -73,7 +73,7 @@ def open_trainer(
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(drawing, tokenizer, grader, template_of(recipe), ranks, _prompt_tokens(recipe)),
+            RolloutWorker(drawing, tokenizer, grader, recipe.data.prompt_template, ranks, _prompt_tokens(recipe)),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -96,10 +96,11 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
     """The model's tokenizer; raises UserError if it has no end-of-sequence token."""
     data = recipe.data
     tokenizer = Tokenizer.load(model_path(recipe.model.path)).chatting(data.system, data.thinking)
-    if (data.system is not None or data.thinking is not None) and template_of(recipe) not in CHAT:
+    if (data.system is not None or data.thinking is not None) and recipe.data.prompt_template not in CHAT:
         raise UserError(
-            f"data.system and data.thinking apply to chats only, but the prompt template is {template_of(recipe)}; set "
-            f"data.template to {' or '.join(CHAT)}, or write the message into a template of your own"
+            "data.system and data.thinking apply to chats only, but the prompt template is "
+            f"{data.prompt_template}; set data.template to {' or '.join(CHAT)}, or write the message into a template "
+            "of your own"
         )
     if not tokenizer.eos_ids:
         raise UserError(
@@ -111,7 +112,7 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 
 def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> None:
     """Raise UserError if the longest prompt and response together exceed the model's context."""
-    limits, template = recipe.rollout, template_of(recipe)
+    limits, template = recipe.rollout, recipe.data.prompt_template
     file = config_file(recipe.model.path)
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file else {}
@@ -129,31 +130,11 @@ def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> Non
         )
 
 
-def template_of(recipe: Recipe) -> str:
-    """The recipe's prompt template, or the default of its data source."""
-    usual = {SOURCE: "chat", word_problems.SOURCE: "two_shot"}
-    return recipe.data.template or usual.get(recipe.data.source, "paper")
-
-
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
     """The recipe's problems; raises UserError if there are none, or the reward cannot use their answers."""
-    data = recipe.data
     loaded = load_problems(
-        DataSpec(
-            source=data.source,
-            layout=data.layout,
-            config=data.config,
-            split=data.split,
-            question=data.question,
-            answer=data.answer,
-            answer_pattern=data.answer_pattern,
-            filter=data.filter,
-            limit=data.limit,
-            held_out=data.held_out,
-            seed=recipe.run.seed,
-            template=template_of(recipe),
-            task=TaskSpec(data.operation, data.digits, data.filler),
-        ),
+        recipe.data,
+        recipe.run.seed,
         tokenizer,
         recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" else None,
     )
@@ -224,7 +205,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         min_p=evaluation.min_p,
         max_tokens=evaluation.max_tokens or recipe.rollout.max_tokens,
         stop=recipe.rollout.stop,
-        template=template_of(recipe),
+        template=recipe.data.prompt_template,
         system=recipe.data.system,
         thinking=recipe.data.thinking,
         seed=recipe.run.seed,

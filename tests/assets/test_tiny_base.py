@@ -22,11 +22,11 @@ from backends.interface import Engine, Sequences
 from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.data import tasks
+from delta_cli.data import arithmetic
 from delta_cli.data.prompts import encode_prompt
-from delta_cli.data.tasks import TaskSpec
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import Arithmetic
 
 TINY_BASE = Path(model_path("tiny-base"))
 TEXTS = ["347+586=?\n", "7+6=13 4+8+1=13 3+5+1=9 \\boxed{933}", "Ünïcode €, tabs\tand  spaces", ""]
@@ -97,7 +97,7 @@ def next_token(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
 def test_answers_some_of_its_problems(tokenizer: Tokenizer) -> None:
     """30 to 50 % of the held-out ones; 200 samples tell that from 20 and 60 %."""
     backend = registry.create("fake", BackendSettings.of(str(TINY_BASE)))
-    held_out = tasks.problems(Plan().task, 200, seed=11, split="held_out")
+    held_out = arithmetic.problems(Plan().task, 200, seed=11, split="held_out")
     assert 0.25 < sampled_accuracy(backend, held_out, tokenizer, Plan().task, seed=1) < 0.55
 
 
@@ -117,18 +117,18 @@ def minute(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_demonstrations_are_prompt_derivation_and_end(tokenizer: Tokenizer) -> None:
-    problems = tasks.problems(TaskSpec(), 3, seed=0)
+    problems = arithmetic.problems(Arithmetic(), 3, seed=0)
     sequences = demonstrations(problems, Plan(slips=0), 0, tokenizer)
     for row, problem in enumerate(problems):
         assert tokenizer.decode(sequences.prompts[row]) == problem.question + "\n"
         response = sequences.response(row)
-        assert tokenizer.decode(response) == tasks.solution(problem, TaskSpec())
+        assert tokenizer.decode(response) == arithmetic.solution(problem, Arithmetic())
         assert response[-1] == tokenizer.eos_ids[0]
 
 
 def test_the_wanted_share_of_results_is_off_by_one(tokenizer: Tokenizer) -> None:
     plan = Plan(slips=0.3)
-    sequences = demonstrations(tasks.problems(plan.task, 1000, seed=0), plan, 7, tokenizer)
+    sequences = demonstrations(arithmetic.problems(plan.task, 1000, seed=0), plan, 7, tokenizer)
     texts = [tokenizer.decode(sequences.response(row)) for row in range(1000)]
     steps = [step.split("=") for text in texts for step in text.split(" ")[:-1]]
     errors = [int(right) - eval(left) for left, right in steps]
@@ -137,12 +137,12 @@ def test_the_wanted_share_of_results_is_off_by_one(tokenizer: Tokenizer) -> None
     assert abs(np.count_nonzero(errors) / 2000 - 0.3) < 0.04  # four standard deviations
     assert (
         sequences.tokens.tolist()
-        == demonstrations(tasks.problems(plan.task, 1000, seed=0), plan, 7, tokenizer).tokens.tolist()
+        == demonstrations(arithmetic.problems(plan.task, 1000, seed=0), plan, 7, tokenizer).tokens.tolist()
     )
 
 
 def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(minute: Engine, tokenizer: Tokenizer) -> None:
-    sequences = demonstrations(tasks.problems(TaskSpec(), 8, seed=0), Plan(), 0, tokenizer)
+    sequences = demonstrations(arithmetic.problems(Arithmetic(), 8, seed=0), Plan(), 0, tokenizer)
     losses = [supervised_step(minute, sequences, 1e-2) for _ in range(4)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] - losses[-1] > 0.1
@@ -150,12 +150,12 @@ def test_a_supervised_step_is_gradient_descent_on_the_mean_log_likelihood(minute
 
 
 def test_random_weights_box_no_answer(minute: Engine, tokenizer: Tokenizer) -> None:
-    problems = tasks.problems(TaskSpec(digits=1), 4, seed=0)
-    assert sampled_accuracy(minute, problems, tokenizer, TaskSpec(digits=1), seed=0) == 0
+    problems = arithmetic.problems(Arithmetic(digits=1), 4, seed=0)
+    assert sampled_accuracy(minute, problems, tokenizer, Arithmetic(digits=1), seed=0) == 0
 
 
 def test_the_same_plan_gives_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Plan(TaskSpec(digits=1), accuracy=0.0, batch=4, measure_every=3, pool=20, held_out=4)
+    plan = Plan(Arithmetic(digits=1), accuracy=0.0, batch=4, measure_every=3, pool=20, held_out=4)
     for name in ("first", "second"):
         assert make(tmp_path / name, "fake", plan) == 0.0
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
@@ -165,7 +165,7 @@ def test_the_same_plan_gives_the_same_model(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_plan_that_does_not_get_there_says_so(tmp_path: Path) -> None:
-    plan = Plan(TaskSpec(digits=1), batch=2, measure_every=1, max_steps=1, pool=20, held_out=2)
+    plan = Plan(Arithmetic(digits=1), batch=2, measure_every=1, max_steps=1, pool=20, held_out=2)
     with pytest.raises(UserError, match="not reached in 1 steps"):
         make(tmp_path, "fake", plan)
     with pytest.raises(SystemExit, match="digits 0 is out of range"):
@@ -175,6 +175,6 @@ def test_a_plan_that_does_not_get_there_says_so(tmp_path: Path) -> None:
 def test_prompts_fit_the_quickstart(tokenizer: Tokenizer) -> None:
     """Speed of the quickstart depends on short prompts and responses."""
     spec = Plan().task
-    problem = tasks.problems(spec, 1, seed=0)[0]
+    problem = arithmetic.problems(spec, 1, seed=0)[0]
     assert len(encode_prompt(problem, "chat", tokenizer)) <= 12
-    assert len(tokenizer.encode(tasks.solution(problem, spec))) <= 40
+    assert len(tokenizer.encode(arithmetic.solution(problem, spec))) <= 40

@@ -17,16 +17,16 @@ from backends import registry
 from backends.interface import Engine, Sequences
 from delta_cli.assets import model_path
 from delta_cli.credit import DenseFeatures, group_advantages, token_coefficients
-from delta_cli.data import tasks
-from delta_cli.data.tasks import TaskSpec
+from delta_cli.data import arithmetic
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
 
-TASK = TaskSpec()
+TASK = Arithmetic()
 TEXTS = (r"7+8=15 4+3+1=8 \boxed{85}", r"7+8=14 4+3+1=8 \boxed{84}", r"7+8=15 4+3+1=8 \boxed{8}", r"7+8=1")
 RIGHT = (True, False, False, False)
 
@@ -51,8 +51,8 @@ def backend(recipe: Recipe) -> Iterator[Engine]:
 @pytest.fixture
 def batch(tokenizer: Tokenizer) -> RolloutBatch:
     """One problem, 47+38, with a right response and three wrong ones."""
-    problem = tasks.Problem(id="47+38", question="47+38=?", answer="85", source=tasks.SOURCE)
-    assert tasks.solution(problem, TASK) == TEXTS[0]
+    problem = arithmetic.Problem(id="47+38", question="47+38=?", answer="85", source=arithmetic.SOURCE)
+    assert arithmetic.solution(problem, TASK) == TEXTS[0]
     tokens = [np.append(tokenizer.encode(text), tokenizer.eos_ids[0]) for text in TEXTS]
     prompt = tokenizer.encode("47+38=?\n")
     starts = np.cumsum([0, *map(len, tokens)])

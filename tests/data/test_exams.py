@@ -15,10 +15,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.loading import load_problems
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.suites import BenchmarkSpec
+from delta_cli.recipe.data import DataSection
 
 LCB = "livecodebench/code_generation_lite"
 
@@ -48,7 +49,7 @@ def write_csv(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 def test_gpqa_options_are_mixed_and_the_letter_is_that_of_the_right_one(tmp_path: Path) -> None:
     file = write_csv(tmp_path / "gpqa_diamond.csv", gpqa_rows())
-    found = load_problems(DataSpec(source=str(file), layout="Idavidrein/gpqa")).problems
+    found = load_problems(DataSection(source=str(file), layout="Idavidrein/gpqa", held_out=0.0)).problems
     assert len(found) == 40
     for number, problem in enumerate(found):
         assert problem.id == f"rec{number}"
@@ -57,7 +58,7 @@ def test_gpqa_options_are_mixed_and_the_letter_is_that_of_the_right_one(tmp_path
     counts = [sum(problem.answer == mark for problem in found) for mark in "ABCD"]
     assert min(counts) >= 3  # of 40: the right one is in no favoured place
     other = write_csv(tmp_path / "other.csv", gpqa_rows()[::-1])
-    again = load_problems(DataSpec(source=str(other), layout="Idavidrein/gpqa")).problems
+    again = load_problems(DataSection(source=str(other), layout="Idavidrein/gpqa", held_out=0.0)).problems
     assert {p.id: (p.question, p.answer) for p in again} == {p.id: (p.question, p.answer) for p in found}
 
 
@@ -144,8 +145,11 @@ def test_livecodebench_from_a_folder_like_its_repository(tmp_path: Path) -> None
     write_jsonl(tmp_path / "test.jsonl", rows[:2])
     write_jsonl(tmp_path / "test2.jsonl", rows[2:])
     found = load_problems(
-        DataSpec(
-            source=str(tmp_path), layout=LCB, filter='contest_date >= "2024-09-01" and contest_date < "2025-05-01"'
+        DataSection(
+            source=str(tmp_path),
+            layout=LCB,
+            filter='contest_date >= "2024-09-01" and contest_date < "2025-05-01"',
+            held_out=0.0,
         )
     )
     assert [problem.id for problem in found.problems] == ["program", "method"]
@@ -180,6 +184,6 @@ def test_hidden_tests_that_are_no_data_are_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     file = write_jsonl(tmp_path / "test.jsonl", [lcb_row("x", "2024-09-01", [], hidden)])
     with pytest.raises(UserError, match="LiveCodeBench: the tests of a problem cannot be read") as error:
-        load_problems(DataSpec(source=str(file), layout=LCB))
+        load_problems(DataSection(source=str(file), layout=LCB))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "harm").exists()

@@ -9,9 +9,10 @@ import pytest
 from pyarrow import parquet
 
 from delta_cli.data import sources
-from delta_cli.data.layouts import LAYOUTS
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.dataset_layouts import LAYOUTS
+from delta_cli.data.loading import load_problems
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import DataSection
 
 datasets = pytest.importorskip("datasets")
 
@@ -58,7 +59,7 @@ def repository(folder: Path, rows: list[dict[str, Any]], config: str = "default"
 
 
 def load(folder: str, name: str, **options: Any) -> list[tuple[str, str, Any]]:
-    loaded = load_problems(DataSpec(folder, layout=name, **options))
+    loaded = load_problems(DataSection(source=folder, layout=name, held_out=0.0, **options))
     return [(p.id, p.question, p.answer) for p in loaded.problems]
 
 
@@ -189,7 +190,7 @@ def test_fields_a_recipe_names_win_over_the_layout(tmp_path: Path) -> None:
 def test_what_is_not_there_is_one_line(tmp_path: Path, options: dict[str, str], reason: str) -> None:
     folder = repository(tmp_path / "data", [{"question": "q", "answer": "1"}])
     with pytest.raises(UserError, match=reason) as caught:
-        load_problems(DataSpec(folder, **options))
+        load_problems(DataSection(source=folder, **options))
     assert "\n" not in str(caught.value)
 
 

@@ -12,9 +12,10 @@ import pytest
 from make_tiny_base import write_tokenizer
 from pyarrow import parquet
 
-from delta_cli.data.loading import DataSpec, LoadReport, load_problems
+from delta_cli.data.loading import LoadedData, LoadReport, load_problems
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import DataSection
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
@@ -27,6 +28,12 @@ ROWS: Rows = [
     {"question": "much too long a question for the limit", "answer": "7", "level": 3},
     {"question": "4+4?", "answer": "8", "level": 9},
 ]
+
+
+def load(source: object, tokenizer: Tokenizer | None = None, longest: int | None = None, **keys: Any) -> LoadedData:
+    """The problems of ``[data]`` with these keys, none held out unless asked for."""
+    data = DataSection(source=str(source), **({"held_out": 0.0, "template": "plain"} | keys))
+    return load_problems(data, 0, tokenizer, longest)
 
 
 def write_jsonl(path: Path, rows: Rows) -> None:
@@ -74,7 +81,7 @@ def test_every_kind_of_file_gives_the_same_problems_and_account(
 ) -> None:
     file = tmp_path / f"data{suffix}"
     WRITERS[suffix](file, ROWS)
-    loaded = load_problems(DataSpec(str(file), filter="level < 5"), tokenizer, max_prompt_tokens=20)
+    loaded = load(file, tokenizer, 20, filter="level < 5")
     assert [(p.id, p.question, p.answer) for p in loaded.problems] == [("1", "1+1?", "2"), ("6", "3+3?", "6")]
     assert loaded.report == LoadReport(read=8, kept=2, filtered=1, empty=1, without_gold=2, duplicated=1, too_long=1)
     assert str(loaded.report) == (
@@ -86,9 +93,9 @@ def test_every_kind_of_file_gives_the_same_problems_and_account(
 def test_the_prompt_is_measured_with_its_template(tmp_path: Path, tokenizer: Tokenizer) -> None:
     file = tmp_path / "data.jsonl"
     write_jsonl(file, [{"question": "1234", "answer": 1}])
-    assert load_problems(DataSpec(str(file)), tokenizer, 4).report.kept == 1
+    assert load(file, tokenizer, 4).report.kept == 1
     with pytest.raises(UserError, match=r"no problem is left .*1 with too long a prompt"):
-        load_problems(DataSpec(str(file), template="chat"), tokenizer, 4)
+        load(file, tokenizer, 4, template="chat")
 
 
 def test_fields_may_have_other_names_and_answers_other_forms(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_fields_may_have_other_names_and_answers_other_forms(tmp_path: Path) -> 
         {"ask": {"text": [{"role": "system", "content": "s"}, {"role": "user", "content": "g"}]}, "gold": "8"},
     ]
     write_jsonl(file, rows)
-    loaded = load_problems(DataSpec(str(file), question="ask.text", answer="gold"))
+    loaded = load(file, question="ask.text", answer="gold")
     assert [(p.question, p.answer) for p in loaded.problems] == [("a", "7"), ("b", "0.5"), ("c", tests), ("g", "8")]
     assert loaded.report.without_gold == 3
 
@@ -116,29 +123,29 @@ def test_an_answer_pattern_takes_the_last_match(tmp_path: Path) -> None:
         {"question": "b", "answer": "no mark"},
     ]
     write_jsonl(file, rows)
-    loaded = load_problems(DataSpec(str(file), layout="openai/gsm8k"))
+    loaded = load(file, layout="openai/gsm8k")
     assert [p.answer for p in loaded.problems] == ["1,200"]
     assert loaded.report.without_gold == 1
-    own = load_problems(DataSpec(str(file), answer_pattern=r"(\w+) #### \d"))
+    own = load(file, answer_pattern=r"(\w+) #### \d")
     assert [p.answer for p in own.problems] == ["first"]
 
 
 def test_limit_and_held_out_are_a_seeded_choice_in_order(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     write_jsonl(file, [{"question": f"q{i:03}", "answer": "1"} for i in range(100)])
-    spec = DataSpec(str(file), limit=40, held_out=0.25, seed=3)
-    loaded = load_problems(spec)
+    data = DataSection(source=str(file), limit=40, held_out=0.25)
+    loaded = load_problems(data, seed=3)
     names = [[p.question for p in part] for part in (loaded.problems, loaded.held_out)]
     assert [len(part) for part in names] == [30, 10]
     assert all(part == sorted(part) for part in names)
     assert not set(names[0]) & set(names[1])
-    assert load_problems(spec) == loaded
-    assert load_problems(DataSpec(str(file), limit=40, held_out=0.25, seed=4)).problems != loaded.problems
+    assert load_problems(data, seed=3) == loaded
+    assert load_problems(data, seed=4).problems != loaded.problems
     assert names[0] != [f"q{i:03}" for i in range(30)]
 
 
 def test_arithmetic_needs_no_file() -> None:
-    loaded = load_problems(DataSpec(limit=200, held_out=0.1, seed=1))
+    loaded = load_problems(DataSection(limit=200, held_out=0.1), seed=1)
     assert (len(loaded.problems), len(loaded.held_out)) == (180, 20)
     assert not {p.id for p in loaded.problems} & {p.id for p in loaded.held_out}
     assert str(loaded.report) == "200 problems of 200 rows"
@@ -148,8 +155,8 @@ def test_arithmetic_needs_no_file() -> None:
 @pytest.mark.parametrize("name", ["filter", "question", "answer", "answer_pattern", "layout", "config", "split"])
 def test_what_generated_problems_have_not_is_refused(source: str, name: str) -> None:
     """A filter that left nothing out would look like one that did."""
-    with pytest.raises(UserError, match=rf"^data\.{name}: .* {source} are generated, without fields; remove it$"):
-        load_problems(DataSpec(source, limit=9, **{name: "x"}))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=rf"^data\.{name}: .* {source} are generated and have no fields; remove it$"):
+        load(source, limit=9, **{name: "x"})
 
 
 GOOD = b'{"question": "a", "answer": "1"}\n'
@@ -180,7 +187,7 @@ def test_malformed_files_are_one_line_that_says_where(tmp_path: Path, name: str,
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(UserError, match=reason) as caught:
-        load_problems(DataSpec(str(file)))
+        load(file)
     assert "\n" not in str(caught.value)
 
 
@@ -189,9 +196,8 @@ def test_malformed_files_are_one_line_that_says_where(tmp_path: Path, name: str,
     [
         ({"source": "nowhere.jsonl"}, "no such file"),
         ({"source": "./nowhere"}, "no such file or folder"),
-        ({"limit": 0}, r"data\.limit"),
-        ({"held_out": 1.0}, r"data\.held_out"),
-        ({"source": "a.jsonl", "layout": "openai/gsm9k"}, "'openai/gsm9k' is not known"),
+        ({"limit": 48, "held_out": 0.999999}, r"data\.held_out = 0.999999 of 48 problems leaves none to train on"),
+        ({"source": "a.jsonl", "layout": "openai/gsm9k"}, "'openai/gsm9k' is not a known data set"),
         ({"source": "a.jsonl", "answer_pattern": "("}, r"data\.answer_pattern"),
         ({"source": "a.jsonl", "answer_pattern": "#+ .*"}, "has no group"),
         ({"source": "a.jsonl", "filter": "f("}, r"data\.filter"),
@@ -200,7 +206,7 @@ def test_malformed_files_are_one_line_that_says_where(tmp_path: Path, name: str,
 )
 def test_settings_that_cannot_be(values: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        load_problems(DataSpec(**values))
+        load(**({"source": "arithmetic"} | values))
 
 
 def test_an_answer_that_is_not_finite_is_none(tmp_path: Path) -> None:
@@ -208,7 +214,7 @@ def test_an_answer_that_is_not_finite_is_none(tmp_path: Path) -> None:
         f'{{"question": "{i}?", "answer": {gold}}}' for i, gold in enumerate(["NaN", "Infinity", "-Infinity", "5"])
     ]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    loaded = load_problems(DataSpec(source=str(tmp_path / "data.jsonl")))
+    loaded = load(tmp_path / "data.jsonl")
     assert [problem.answer for problem in loaded.problems] == ["5"]
     assert loaded.report.without_gold == 3
 
@@ -216,7 +222,7 @@ def test_an_answer_that_is_not_finite_is_none(tmp_path: Path) -> None:
 def test_half_a_character_is_named_with_its_row(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"question": "1?", "answer": "1"}\n{"question": "a\\ud800", "answer": "1"}')
     with pytest.raises(UserError, match=r"data.jsonl:2: character 2 .*U\+D800"):
-        load_problems(DataSpec(source=str(tmp_path / "data.jsonl")))
+        load(tmp_path / "data.jsonl")
 
 
 def test_a_huge_row_is_not_encoded(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +234,6 @@ def test_a_huge_row_is_not_encoded(tmp_path: Path, tokenizer: Tokenizer, monkeyp
     monkeypatch.setattr(
         Tokenizer, "encode", lambda self, text, **more: (encoded.append(len(text)), encode(self, text, **more))[1]
     )
-    loaded = load_problems(DataSpec(source=str(tmp_path / "data.jsonl")), tokenizer, 20)
+    loaded = load(tmp_path / "data.jsonl", tokenizer, 20)
     assert (loaded.report.kept, loaded.report.too_long) == (1, 1)
     assert max(encoded) < 1000

@@ -9,10 +9,11 @@ import pytest
 
 from delta_cli.assets import model_path
 from delta_cli.data import word_problems
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.loading import load_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.recipe.data import DataSection
 from delta_cli.rewards.math.last_number import last_number
 
 TOKENIZER = Tokenizer.load(model_path("tiny-base"))
@@ -82,6 +83,6 @@ def test_the_examples_of_the_prompt_are_right_and_no_problems(made: dict[str, li
 
 
 def test_a_recipe_gets_them_by_name() -> None:
-    data = load_problems(DataSpec(source="word_problems", limit=100, held_out=0.2, seed=1))
+    data = load_problems(DataSection(source="word_problems", limit=100, held_out=0.2), seed=1)
     assert (len(data.problems), len(data.held_out)) == (80, 20)
     assert {problem.source for problem in data.problems} == {"word_problems"}

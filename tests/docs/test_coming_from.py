@@ -19,7 +19,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from delta_cli.recipe.aliases import TRAINERS, VERSIONS, Alias
+from delta_cli.recipe.other_trainers import TRAINERS, VERSIONS, Alias
 
 WHEELS = Path(os.environ.get("DELTA_WHEELS", Path(__file__).parents[2] / "build" / "wheels"))
 

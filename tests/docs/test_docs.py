@@ -17,7 +17,7 @@ import typer.main
 from delta_cli.cli import app
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, parse_recipe
-from delta_cli.recipe.aliases import TRAINERS
+from delta_cli.recipe.other_trainers import TRAINERS
 from delta_cli.rewards.code.sandbox import find_sandbox
 
 from .documents import DOCS, DOCUMENTS, ROOT, Block, blocks, prose, run, shows

@@ -11,9 +11,10 @@ import pytest
 from backends import registry
 from backends.settings import BackendSettings
 from delta_cli.assets import model_path
-from delta_cli.data import tasks
+from delta_cli.data import arithmetic
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.recipe import load_recipe
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.training.update import Updater
@@ -27,7 +28,7 @@ def test_its_update_is_the_trainers() -> None:
     model = model_path("tiny-base")
     tokenizer = Tokenizer.load(model)
     learners = [registry.create("fake", BackendSettings.of(model, optimizer=LOOP["OPTIMIZER"])) for _ in range(2)]
-    problems = tasks.problems(tasks.TaskSpec(), 4, seed=3, split="train")
+    problems = arithmetic.problems(Arithmetic(), 4, seed=3, split="train")
     sequences = LOOP["rollout"](learners[0], tokenizer, problems, 0)
     rewards = LOOP["grade"](sequences, tokenizer, problems)
     assert 0 < rewards.mean() < 1

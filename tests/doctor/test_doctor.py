@@ -16,11 +16,13 @@ from backends import registry
 from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.cli.doctor import report
-from delta_cli.doctor.checks import Finding, _longest, examine
-from delta_cli.doctor.estimate import Item, estimate, needed, totals
+from delta_cli.doctor.checks import examine
+from delta_cli.doctor.finding import Finding
 from delta_cli.doctor.machine import Machine
-from delta_cli.doctor.placement import Layout
-from delta_cli.doctor.shapes import KNOWN, Shape, shape_of
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes
+from delta_cli.doctor.model_checks import _longest
+from delta_cli.doctor.model_shape import KNOWN, ModelShape, shape_of
+from delta_cli.doctor.sharding import ShardingLayout
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
@@ -57,10 +59,10 @@ def test_adapters_by_hand(tmp_path: Path) -> None:
     assert shape.adapters(4, ("q_proj", "v_proj"), 1, dora=True) == 4 * ((64 + 64) + (64 + 32)) + 64 + 32
 
 
-def estimated(name: str, *overrides: str) -> tuple[dict[str, Item], list[Item]]:
+def estimated(name: str, *overrides: str) -> tuple[dict[str, MemoryItem], list[MemoryItem]]:
     """The items of a recipe of this repository by phase and name, and as they come."""
     recipe = load_recipe(RECIPES / name, overrides)
-    items = estimate(recipe, *shape_of(recipe.model.path))
+    items = estimate_memory(recipe, *shape_of(recipe.model.path))
     return {f"{item.phase} {item.name}": item for item in items}, items
 
 
@@ -80,8 +82,8 @@ def test_the_estimate_by_hand() -> None:
     assert found["rollout prefill"].bytes == 2 * 2048 * (inside + 2 * 36 * 8 * 128 * 2), "16 slots are 2 problems"
     assert found["update activations"].bytes == tokens * (36 * 4096 * 4 + inside + 4 * 4096 * 4)
     assert found["score activations"].bytes == tokens * (inside + 4 * 4096 * 4)
-    phases = totals(items)
-    assert needed(items) == phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
+    phases = bytes_by_phase(items)
+    assert peak_bytes(items) == phases["stays"] + max(phases["rollout"], phases["score"], phases["update"])
     assert phases["stays"] == sum(item.bytes for item in items if item.phase == "stays")
 
 
@@ -112,8 +114,8 @@ def test_moments_on_the_host_and_in_8_bits() -> None:
     here, items = estimated("qwen3_8b.toml", "update.offload=false")
     there, offloaded = estimated("qwen3_8b.toml", "update.offload=true")
     assert there["host moments"].bytes == here["stays moments"].bytes == 8 * count
-    assert needed(items) - needed(offloaded) == 8 * count
-    assert totals(offloaded)["host"] - totals(items)["host"] == 8 * count
+    assert peak_bytes(items) - peak_bytes(offloaded) == 8 * count
+    assert bytes_by_phase(offloaded)["host"] - bytes_by_phase(items)["host"] == 8 * count
     coded, _ = estimated("qwen3_8b.toml", "update.offload=false", "update.moments=int8")
     assert coded["stays moments"].bytes == 2 * count + 2 * count // 64
 
@@ -149,14 +151,14 @@ def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
         backend.close()
         return sum(size for size, _ in sizes.values())
 
-    def write(layers: int) -> Shape:
+    def write(layers: int) -> ModelShape:
         parts = {"hidden": 64, "heads": 8, "kv_heads": 2, "head_dim": 8, "intermediate": 192}
         write_qwen3(tmp_path, vocab_size=101, layers=layers, tie=False, **parts)
         return shape_of(str(tmp_path))[0]
 
     counted = (saved(3, 256) - saved(2, 256) - saved(3, 128) + saved(2, 128)) / 128
     three, two = (
-        next(item.bytes for item in estimate(recipe, write(layers), {}) if item.name == "activations")
+        next(item.bytes for item in estimate_memory(recipe, write(layers), {}) if item.name == "activations")
         for layers in (3, 2)
     )
     assert counted <= (three - two) / 4096 * 1.03
@@ -170,14 +172,14 @@ def test_activations_are_what_autograd_saves(kind: str, tmp_path: Path) -> None:
 def test_the_recipes_fit_one_gpu(name: str, memory: float) -> None:
     """With a tenth left for the context, the allocator's gaps and what frameworks keep."""
     _, items = estimated(name)
-    assert needed(items) < 0.9 * memory
+    assert peak_bytes(items) < 0.9 * memory
 
 
 def test_adapters_on_a_quantised_base_need_far_less() -> None:
     mac = load_recipe(RECIPES / "qwen3_1.7b_mac.toml")
     shape, _ = shape_of("mlx-community/Qwen3-1.7B-4bit")
-    quantised = needed(estimate(mac, shape, {"quantization": {"bits": 4, "group_size": 64}}))
-    assert quantised < needed(estimate(mac, shape, {}))
+    quantised = peak_bytes(estimate_memory(mac, shape, {"quantization": {"bits": 4, "group_size": 64}}))
+    assert quantised < peak_bytes(estimate_memory(mac, shape, {}))
     assert quantised < 12 * 2**30
 
 
@@ -260,7 +262,7 @@ def test_a_gpu_and_its_host_are_judged_apart(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     machine = Machine("a system", 8, int(host), "a GPU", int(device), {})
-    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    monkeypatch.setattr("delta_cli.doctor.checks.describe_machine", lambda name: machine)
     found = list(examine(load_recipe(RECIPES / "qwen3_8b.toml"), "cuda", run_model=False))
     verdicts = {finding.subject: finding for finding in found if "worst moment" in finding.text}
     assert (verdicts["memory"].level, verdicts["memory, host"].level) == levels
@@ -273,11 +275,11 @@ def test_processes_of_one_machine_share_its_memory_but_not_their_gpus(monkeypatc
     """Eight shards of the moments are the whole on the host; on a processor everything is there eight times."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     machine = Machine("a system", 8, int(10e12), "a device", int(10e12), {})
-    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    monkeypatch.setattr("delta_cli.doctor.checks.describe_machine", lambda name: machine)
     keys = ["parallel.processes=8", "update.feature_bytes=1024", "update.feature_host_bytes=0"]
     recipe = load_recipe(RECIPES / "qwen3_8b.toml", keys)
     shape, config = shape_of(recipe.model.path)
-    device, host = needed(estimate(recipe, shape, config, Layout(8, "full"))), 8 * shape.parameters
+    device, host = peak_bytes(estimate_memory(recipe, shape, config, ShardingLayout(8, "full"))), 8 * shape.parameters
     for backend, sizes in (("cuda", [device, host]), ("cpu", [8 * device + host])):
         found = [each.text for each in examine(recipe, backend, run_model=False) if "worst moment" in each.text]
         assert [text.split(" at the")[0] for text in found] == [f"about {size / 2**30:.1f} GiB" for size in sizes]
@@ -295,7 +297,7 @@ def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of unfused attention, logits of a second chunk, and a warning where one operation takes long."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     machine = Machine("Darwin 25.0, Python 3.12", 8, 32 * 2**30, "Apple silicon", 24 * 2**30, {})
-    monkeypatch.setattr("delta_cli.doctor.checks.look", lambda name: machine)
+    monkeypatch.setattr("delta_cli.doctor.checks.describe_machine", lambda name: machine)
     keys = ["rollout.max_tokens=16000", "rollout.max_prompt_tokens=384", "evaluation.max_tokens=100"]
 
     def found(*more: str) -> list[Finding]:
@@ -334,7 +336,7 @@ def test_a_slow_model_is_looked_at_for_so_long_and_no_longer() -> None:
     said: list[str] = []
     found = {each.subject: each for each in examine(recipe, "fake", True, 1e-6, said.append)}
     assert said == ["drawing 32 responses of at most 24 tokens"]
-    assert "not complete after 1e-06 s; give it more with --seconds" in found["outcomes"].text
+    assert "not complete after 1e-06 s; allow more with --seconds" in found["outcomes"].text
     assert found["outcomes"].level == "note"
     assert "longest batch" not in found
     said.clear()

@@ -16,31 +16,31 @@ from typer.testing import CliRunner
 
 from delta_cli.cli import app
 from delta_cli.cli.doctor import report
-from delta_cli.doctor import assumptions, timing
-from delta_cli.doctor.estimate import needed, totals
+from delta_cli.doctor import assumptions, gpu_time
 from delta_cli.doctor.gpus import GPUS, Gpu, find_gpu
-from delta_cli.doctor.phases import memory
-from delta_cli.doctor.placement import SPLIT_ABOVE, Layout, layout
-from delta_cli.doctor.plan import Plan, fitted, plan
-from delta_cli.doctor.plan_request import Question
-from delta_cli.doctor.shapes import KNOWN, Shape
+from delta_cli.doctor.memory import bytes_by_phase, peak_bytes
+from delta_cli.doctor.model_shape import KNOWN, ModelShape
+from delta_cli.doctor.plan import RunPlan, fitted, plan
+from delta_cli.doctor.plan_request import PlanRequest
+from delta_cli.doctor.sharding import SPLIT_ABOVE, ShardingLayout, choose_sharding
+from delta_cli.doctor.step_time import memory
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PARAMETERS = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 2 * 151936 * 4096  # Qwen3-8B
-TINY = Shape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocabulary=50)
+TINY = ModelShape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocabulary=50)
 BOX = Gpu("box", memory=80e9, flops=1e15, bandwidth=3e12, link=100e9, host=50e9, network=40e9, node=4)
 
 
 def ask(
     name: str = "qwen3_8b.toml", *overrides: str, model: str | None = None, sharding: str = "auto", **options: Any
-) -> Question:
+) -> PlanRequest:
     recipe = load_recipe(RECIPES / name, [*overrides, f"parallel.sharding={sharding}"])
-    return Question(recipe, KNOWN[model or recipe.model.path], {}, **{"gpu": GPUS["h100"], **options})
+    return PlanRequest(recipe, KNOWN[model or recipe.model.path], {}, **{"gpu": GPUS["h100"], **options})
 
 
-def seconds(found: Plan) -> dict[str, float]:
+def seconds(found: RunPlan) -> dict[str, float]:
     return {phase.name: phase.seconds for phase in found.phases}
 
 
@@ -49,8 +49,8 @@ def seconds(found: Plan) -> dict[str, float]:
 
 def test_what_is_sharded_is_in_as_many_parts() -> None:
     for sharding in ("full", "optimizer"):
-        question = ask(processes=8, sharding=sharding)
-        found = {(item.phase, item.name): item.bytes for item in memory(question)}
+        request = ask(processes=8, sharding=sharding)
+        found = {(item.phase, item.name): item.bytes for item in memory(request)}
         assert found["stays", "weights"] == 4 * PARAMETERS / 8
         assert found["host", "moments"] == 8 * PARAMETERS / 8
         assert found["update", "gradient"] == 4 * PARAMETERS / 8
@@ -68,8 +68,8 @@ def test_what_is_sharded_is_in_as_many_parts() -> None:
 
 
 def test_a_frozen_base_is_gathered_as_it_rests() -> None:
-    question = ask("qwen3_8b_lora.toml", processes=8, sharding="full")
-    found = {(item.phase, item.name): item.bytes for item in memory(question)}
+    request = ask("qwen3_8b_lora.toml", processes=8, sharding="full")
+    found = {(item.phase, item.name): item.bytes for item in memory(request)}
     assert found["stays", "weights"] == 2 * PARAMETERS / 8
     assert found["stays", "adapters"] == 4 * 87_293_952 / 8
     assert found["rollout", "weights, gathered"] == 2 * PARAMETERS
@@ -78,19 +78,19 @@ def test_a_frozen_base_is_gathered_as_it_rests() -> None:
 
 def test_what_is_not_sharded_is_whole_and_each_process_has_its_groups() -> None:
     one, many = ask(), ask(processes=16, sharding="none")
-    whole, found = ({(i.phase, i.name): i for i in memory(question)} for question in (one, many))
+    whole, found = ({(i.phase, i.name): i for i in memory(request)} for request in (one, many))
     for key in (("stays", "weights"), ("stays", "compute copy"), ("host", "moments"), ("update", "gradient")):
         assert found[key].bytes == whole[key].bytes
     assert found["score", "features"].bytes == 8 * 16 * 20480 * 4096 * 2, "8 of 128 groups, and within the budget"
 
 
 def test_the_layout_that_auto_stands_for() -> None:
-    assert layout(1, "full", 10**10) == Layout(1, "none")
-    assert layout(2, "auto", 2_000_000_000) == Layout(2, "none")
-    assert layout(2, "auto", 2_000_000_001) == Layout(2, "full")
-    assert layout(2, "optimizer", 5) == Layout(2, "optimizer")
-    assert [Layout(3).most(groups) for groups in (1, 3, 4)] == [1, 1, 2]
-    assert (Layout(3, "full").share(10), Layout(3, "none").share(10)) == (4, 10)
+    assert choose_sharding(1, "full", 10**10) == ShardingLayout(1, "none")
+    assert choose_sharding(2, "auto", 2_000_000_000) == ShardingLayout(2, "none")
+    assert choose_sharding(2, "auto", 2_000_000_001) == ShardingLayout(2, "full")
+    assert choose_sharding(2, "optimizer", 5) == ShardingLayout(2, "optimizer")
+    assert [ShardingLayout(3).most(groups) for groups in (1, 3, 4)] == [1, 1, 2]
+    assert (ShardingLayout(3, "full").share(10), ShardingLayout(3, "none").share(10)) == (4, 10)
 
 
 def test_the_learner_goes_by_the_same_number() -> None:
@@ -109,20 +109,20 @@ def test_vllm_has_weights_of_its_own_and_splits_them_where_one_gpu_is_too_small(
 
 
 def test_the_export_of_a_large_model_holds_one_matrix_more() -> None:
-    question = ask(model="meta-llama/Llama-3.3-70B-Instruct", gpu=GPUS["b200"], processes=512, engine="vllm")
-    assert totals(memory(question))["export"] == 4 * 128256 * 8192
+    request = ask(model="meta-llama/Llama-3.3-70B-Instruct", gpu=GPUS["b200"], processes=512, engine="vllm")
+    assert bytes_by_phase(memory(request))["export"] == 4 * 128256 * 8192
 
 
 def test_fitted_takes_the_room_and_changes_no_more_than_it_may() -> None:
     asked = ask(processes=8)
-    question = fitted(asked)
-    assert needed(memory(question)) <= 72e9 < needed(memory(asked))
-    batch = question.recipe.rollout.batch
-    rollout = question.recipe.rollout.model_copy(update={"batch": batch + 1})
-    assert needed(memory(replace(question, recipe=question.recipe.model_copy(update={"rollout": rollout})))) > 72e9
+    request = fitted(asked)
+    assert peak_bytes(memory(request)) <= 72e9 < peak_bytes(memory(asked))
+    batch = request.recipe.rollout.batch
+    rollout = request.recipe.rollout.model_copy(update={"batch": batch + 1})
+    assert peak_bytes(memory(replace(request, recipe=request.recipe.model_copy(update={"rollout": rollout})))) > 72e9
     may = {"batch", "offload", "micro_batch_tokens", "feature_bytes"}
     for section in type(asked.recipe).model_fields:
-        before, after = (getattr(q.recipe, section).model_dump() for q in (asked, question))
+        before, after = (getattr(q.recipe, section).model_dump() for q in (asked, request))
         assert {key for key in before if before[key] != after[key]} <= may
 
 
@@ -141,7 +141,7 @@ def test_more_gpus_never_take_longer_nor_more_memory(engine: Any, model: str) ->
     assert len(plans) >= 8
     times = [each.step_seconds - seconds(each)["collectives"] - seconds(each)["weight sync"] for each in plans]
     assert all(later <= earlier * 1.001 for earlier, later in pairwise(times))
-    stays = [totals(each.items)["stays"] + totals(each.items)["host"] for each in plans]
+    stays = [bytes_by_phase(each.items)["stays"] + bytes_by_phase(each.items)["host"] for each in plans]
     assert stays == sorted(stays, reverse=True)
 
 
@@ -151,18 +151,18 @@ def test_more_gpus_never_take_longer_nor_more_memory(engine: Any, model: str) ->
 def test_gathering_by_hand() -> None:
     """Nodes of 4, 100 GB/s between GPUs, 40 GB/s between nodes, of which 70 % are used."""
     small = 3 * assumptions.LATENCY
-    assert timing.gathering(10e9, 3, 1, BOX) == 0
-    assert timing.gathering(10e9, 3, 4, BOX) == pytest.approx(7.5e9 / 70e9 + small * 2)  # three quarters come in
-    assert timing.gathering(10e9, 3, 8, BOX) == pytest.approx(5e9 / 28e9 + small * 3)  # half, through the network
-    assert timing.gathering(10e9, 0, 512, BOX) == pytest.approx(10e9 * 127 / 128 / 28e9)
+    assert gpu_time.gathering(10e9, 3, 1, BOX) == 0
+    assert gpu_time.gathering(10e9, 3, 4, BOX) == pytest.approx(7.5e9 / 70e9 + small * 2)  # three quarters come in
+    assert gpu_time.gathering(10e9, 3, 8, BOX) == pytest.approx(5e9 / 28e9 + small * 3)  # half, through the network
+    assert gpu_time.gathering(10e9, 0, 512, BOX) == pytest.approx(10e9 * 127 / 128 / 28e9)
     fast = replace(BOX, network=400e9)
-    assert timing.gathering(10e9, 0, 8, fast) == pytest.approx(7.5e9 / 70e9), "what is slower decides"
+    assert gpu_time.gathering(10e9, 0, 8, fast) == pytest.approx(7.5e9 / 70e9), "what is slower decides"
 
 
 def test_transfers_hide_behind_computing_but_for_a_fifth() -> None:
-    assert timing.exposed(10, 0) == 10
-    assert timing.exposed(10, 5) == pytest.approx(6)
-    assert timing.exposed(10, 100) == pytest.approx(2)
+    assert gpu_time.exposed(10, 0) == 10
+    assert gpu_time.exposed(10, 5) == pytest.approx(6)
+    assert gpu_time.exposed(10, 100) == pytest.approx(2)
 
 
 def test_a_step_by_hand() -> None:
@@ -213,8 +213,8 @@ def test_drawing_reads_the_keys_of_many_slots() -> None:
 
 
 def test_vllm_draws_without_padding_and_takes_its_weights_from_files() -> None:
-    question = ask(processes=8, engine="vllm", mean_tokens=2000, gpu=GPUS["b200"])
-    spent = seconds(plan(question))
+    request = ask(processes=8, engine="vllm", mean_tokens=2000, gpu=GPUS["b200"])
+    spent = seconds(plan(request))
     steps = 20480  # all 256 responses of a process at a time
     read = steps * 2 * (PARAMETERS - 151936 * 4096) + 256 * 2000 * 2150 * 147456
     assert spent["drawing"] == pytest.approx(read / 6e12 + steps * 2e-3, rel=2e-3)
@@ -227,22 +227,22 @@ def test_vllm_draws_without_padding_and_takes_its_weights_from_files() -> None:
 def test_an_engine_over_four_gpus_draws_for_four_processes(processes: int, rows: int) -> None:
     """It reads a quarter of the weights on each, and sums twice a layer; with 16 its cache is full before 512."""
     llama = "meta-llama/Llama-3.3-70B-Instruct"
-    question = ask("qwen3_8b.toml", "update.offload=true", model=llama, processes=processes, engine="vllm")
-    question, parameters = replace(question, mean_tokens=2000), question.shape.parameters
+    request = ask("qwen3_8b.toml", "update.offload=true", model=llama, processes=processes, engine="vllm")
+    request, parameters = replace(request, mean_tokens=2000), request.shape.parameters
     cache = 4 * (72e9 - 4 * parameters / processes - 2 * parameters / 4)
     slots = min(4 * rows, 256, cache / (2150 * 327680))
     assert slots == pytest.approx(128 if processes == 64 else 108.4, abs=0.1)
     steps = 2000 * 4 * rows / slots + 18480
     read = steps * 2 * (parameters - 128256 * 8192) / 4 + rows * 2000 * 2150 * 327680
     expected = read / (3.35e12 * 0.75) + steps * (2e-3 + 2 * 80 * 20e-6 * 2)
-    assert seconds(plan(question))["drawing"] == pytest.approx(expected, rel=5e-3)
+    assert seconds(plan(request))["drawing"] == pytest.approx(expected, rel=5e-3)
 
 
 def test_gradients_that_are_not_sharded_are_summed_once_an_update() -> None:
     found = plan(ask("qwen3_8b_lora.toml", processes=4))
     assert found.layout.sharding == "none"
-    question = ask("qwen3_8b_lora.toml")
-    adapters = question.shape.adapters(32, question.recipe.model.lora.targets, None)  # type: ignore[union-attr]
+    request = ask("qwen3_8b_lora.toml")
+    adapters = request.shape.adapters(32, request.recipe.model.lora.targets, None)  # type: ignore[union-attr]
     summed = 2 * (4 * adapters * 3 / 4 / (450e9 * 0.7) + 36 * 20e-6 * 2)
     assert seconds(found)["collectives"] == pytest.approx(0.2 * 4 * summed)
     assert seconds(found)["weight sync"] == 0
@@ -258,8 +258,8 @@ def test_credit_that_does_not_fit_is_computed_again_for_each_reduction() -> None
 
 def test_a_small_model_is_bound_by_launching_kernels() -> None:
     recipe = load_recipe(None, ["update.micro_batch_tokens=1000", "update.old_logprobs=recompute"])
-    question = Question(recipe, TINY, {}, GPUS["h100"], mean_tokens=40)
-    spent = seconds(plan(question))
+    request = PlanRequest(recipe, TINY, {}, GPUS["h100"], mean_tokens=40)
+    spent = seconds(plan(request))
     tokens = 8 * (150 + 16 * 40)  # of a mini-batch: 6.3 micro-batches
     assert tokens == 6320
     assert spent["updating"] == pytest.approx(4 * 7 * 3 * 3 * 0.5e-3, rel=0.01)

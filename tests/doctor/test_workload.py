@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.doctor.shapes import Shape, shape_of
+from delta_cli.doctor.model_shape import ModelShape, shape_of
 from delta_cli.doctor.workload import (
-    Work,
+    Workload,
     attention_flops,
     decode_steps,
     head_flops,
@@ -21,7 +21,7 @@ from delta_cli.doctor.workload import (
     update_flops,
 )
 
-TINY = Shape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocabulary=50)
+TINY = ModelShape(hidden=16, layers=3, heads=4, kv_heads=2, head_dim=4, intermediate=24, vocabulary=50)
 
 
 @pytest.mark.parametrize("tokens", [7, 32])
@@ -47,7 +47,7 @@ def test_flops_are_those_that_torch_counts_in_a_model(tokens: int, tmp_path: Pat
 
 
 def test_flops_of_scoring_and_updating_are_sums_of_those() -> None:
-    work = Work(groups=3, samples=2, prompt=5, mean=10, longest=10)  # all of one length: 3 × (5 + 2 × 10) tokens
+    work = Workload(groups=3, samples=2, prompt=5, mean=10, longest=10)  # all of one length: 3 × (5 + 2 × 10) tokens
     pairs = 3 * (5 * 5 / 2 + 2 * (10 * 5 + 10 * 10 / 2))
     assert (work.packed, work.drawn, work.pairs) == (75, 60, pairs)
     trunk, attention, head = trunk_flops(TINY, 75), attention_flops(TINY, pairs), head_flops(TINY, 60)
@@ -66,11 +66,11 @@ def test_flops_of_scoring_and_updating_are_sums_of_those() -> None:
 def test_pairs_and_context_of_exponential_lengths() -> None:
     """Against lengths that were drawn: token t of a response sees the prompt and the t before it."""
     lengths = np.random.default_rng(0).exponential(50, 200_000)
-    work = Work(groups=1, samples=len(lengths), prompt=20, mean=50, longest=10**6)
+    work = Workload(groups=1, samples=len(lengths), prompt=20, mean=50, longest=10**6)
     counted = sum(20 * n + n * n / 2 for n in lengths)
     assert work.pairs - 200 == pytest.approx(counted, rel=0.02)
     assert work.context == pytest.approx(counted / lengths.sum(), rel=0.02)
-    assert Work(1, 4, 20, mean=50, longest=50).context == 20 + 25, "of one length: half of it on average"
+    assert Workload(1, 4, 20, mean=50, longest=50).context == 20 + 25, "of one length: half of it on average"
 
 
 @pytest.mark.parametrize(("rows", "slots"), [(64, 64), (512, 64), (2000, 50), (30, 64)])
@@ -85,15 +85,15 @@ def test_steps_of_slots_against_a_simulation(rows: int, slots: int) -> None:
             heapq.heappush(free, heapq.heappop(free) + length)
         found.append((max(free), lengths.mean()))
     steps, mean = np.mean(found, axis=0)
-    assert decode_steps(Work(1, rows, 0, mean, 400), slots) == pytest.approx(steps, rel=0.12)
+    assert decode_steps(Workload(1, rows, 0, mean, 400), slots) == pytest.approx(steps, rel=0.12)
 
 
 def test_steps_of_equal_responses_are_rounds() -> None:
-    assert decode_steps(Work(1, 8, 5, mean=10, longest=10), slots=4) == 20
-    assert decode_steps(Work(1, 8, 5, mean=10, longest=10), slots=8) == 10
+    assert decode_steps(Workload(1, 8, 5, mean=10, longest=10), slots=4) == 20
+    assert decode_steps(Workload(1, 8, 5, mean=10, longest=10), slots=8) == 10
 
 
 def test_the_longest_of_the_slots_against_a_simulation() -> None:
     ages = np.random.default_rng(2).exponential(100, (20_000, 12)).max(axis=1).mean()
-    assert reached(Work(1, 12, 30, 100, 10**6), 12) == pytest.approx(30 + ages, rel=0.02)
-    assert reached(Work(1, 12, 30, 100, 150), 12) == 180
+    assert reached(Workload(1, 12, 30, 100, 10**6), 12) == pytest.approx(30 + ages, rel=0.02)
+    assert reached(Workload(1, 12, 30, 100, 150), 12) == 180

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from delta_cli.data import tasks
-from delta_cli.data.layouts import LAYOUTS
+from delta_cli.data import arithmetic
+from delta_cli.data.dataset_layouts import LAYOUTS
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.results import EvaluationSettings
+from delta_cli.recipe.data import Arithmetic
 
 MINIMAL = 'name = "mine"\n[[benchmarks]]\nname = "one"\nsource = "problems.jsonl"\n'
 
@@ -27,7 +28,7 @@ def test_every_shipped_suite_loads_and_its_sources_are_known(name: str) -> None:
     suite = suites.load_suite(name)
     assert suite.name == name
     assert suite.description
-    assert {each.source for each in suite.benchmarks} <= {*LAYOUTS, tasks.SOURCE}
+    assert {each.source for each in suite.benchmarks} <= {*LAYOUTS, arithmetic.SOURCE}
 
 
 def test_the_suites_the_project_promises_are_shipped() -> None:
@@ -47,7 +48,7 @@ def test_math7_is_the_papers() -> None:
 
 def test_arithmetic_problems_are_held_out() -> None:
     (benchmark,) = suites.load_benchmarks(suites.load_suite("arithmetic").benchmarks)
-    training = {problem.question for problem in tasks.problems(tasks.TaskSpec(), 5000, seed=0)}
+    training = {problem.question for problem in arithmetic.problems(Arithmetic(), 5000, seed=0)}
     assert len(benchmark.problems) == 256
     assert not training & {problem.question for problem in benchmark.problems}
 

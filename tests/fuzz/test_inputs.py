@@ -18,10 +18,11 @@ from backends.interface import BackendError
 from backends.settings import BackendSettings
 from delta_cli.assets import model_path
 from delta_cli.data.filters import Filter
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.loading import load_problems
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, to_toml
+from delta_cli.recipe.data import DataSection
 from delta_cli.rewards.verifiers import check_answers
 from delta_cli.runs import checkpoint
 from delta_cli.runs.folder import RunFolder, read_lines
@@ -109,7 +110,9 @@ def test_data(rows: list[Any], noise: bytes, suffix: str) -> None:
         content = json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows))
         file.write_bytes(content.encode() + noise)
         tokenizer = Tokenizer.load(model_path("tiny-base"))
-        loaded = refused_in_one_line(lambda: load_problems(DataSpec(source=str(file)), tokenizer, 50))
+        loaded = refused_in_one_line(
+            lambda: load_problems(DataSection(source=str(file), template="plain"), 0, tokenizer, 50)
+        )
         if loaded is not None:
             for kind in ("math", "code"):
                 refused_in_one_line(lambda kind=kind: check_answers(kind, loaded.problems))  # type: ignore[misc]

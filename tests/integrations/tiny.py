@@ -10,14 +10,15 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from delta_cli.assets import TINY_BASE, model_path
-from delta_cli.data.tasks import TaskSpec, problems
+from delta_cli.data.arithmetic import problems
+from delta_cli.recipe.data import Arithmetic
 
 MODEL = model_path(TINY_BASE)
 
 
 def questions(count: int = 64, seed: int = 0) -> Dataset:
     """Two-digit additions in the prompt of the embedded model."""
-    found = problems(TaskSpec("add", 2), count, seed)
+    found = problems(Arithmetic(operation="add", digits=2), count, seed)
     return Dataset.from_list([{"prompt": p.question + "\n", "answer": p.answer, "id": p.id} for p in found])
 
 

@@ -14,9 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from scipy import stats
 
-from delta_cli.data import tasks
-from delta_cli.data.tasks import TaskSpec
+from delta_cli.data import arithmetic
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.runs.folder import RunFolder
 from delta_cli.study import grid
 from delta_cli.study.plan import Study, load_study
@@ -201,13 +201,13 @@ def test_steps_to_a_target_is_the_end_of_the_first_window_at_it() -> None:
 
 
 def test_the_first_wrong_token_is_where_the_derivation_is_left() -> None:
-    spec = TaskSpec()
-    problem = tasks.problems(spec, 1, 0)[0]
-    right = tasks.solution(problem, spec)
-    assert tasks.first_error(problem, right, spec) is None
+    spec = Arithmetic()
+    problem = arithmetic.problems(spec, 1, 0)[0]
+    right = arithmetic.solution(problem, spec)
+    assert arithmetic.first_error(problem, right, spec) is None
     place = right.index("=") + 1
     wrong = right[:place] + str((int(right[place]) + 1) % 10) + right[place + 1 :]
-    assert tasks.first_error(problem, wrong, spec) == place
+    assert arithmetic.first_error(problem, wrong, spec) == place
 
 
 def test_a_study_says_what_it_found_what_becomes_of_runs_and_how_long_it_will_take(

@@ -25,20 +25,21 @@ from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
-from delta_cli.data.loading import DataSpec, LoadedData, LoadReport
+from delta_cli.data import arithmetic
+from delta_cli.data.loading import LoadedData
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.recipe.keys import walk
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
-from delta_cli.training import setup
-from delta_cli.training.setup import evaluation_settings, load_data, load_tokenizer
+from delta_cli.training.setup import evaluation_settings, load_tokenizer
 from tests.harness import write_model
 
 from .watched import Seen, one, recipe_of, run
@@ -57,7 +58,7 @@ TOGETHER: dict[str, Any] = {
     "model.lora.layers": 19,
     "model.lora.dora": True,
     "data.limit": 47,
-    "data.held_out": 0.35,
+    "data.held_out": 0.34,  # 16 of 47
     "data.template": "Q {question} A",
     "data.operation": "multiply",
     "data.digits": 1,
@@ -242,7 +243,9 @@ ARRIVES: dict[str, Found] = {
     "model.dtype": of(BackendSettings, "model.dtype"),
     "model.gradient_checkpointing": of(BackendSettings, "model.gradient_checkpointing"),
     "model.lora.targets": lambda seen: list(seen.the(BackendSettings, "model.lora.targets")),
-    "data.template": lambda seen: one([seen.the(DataSpec, "template"), seen.the(EvaluationSettings, "template")]),
+    "data.template": of(EvaluationSettings, "template"),
+    "data.limit": lambda seen: one([each.report.read for each in seen.made[LoadedData]]),
+    "data.held_out": lambda seen: round(one([len(each.held_out) for each in seen.made[LoadedData]]) / 47, 2),
     "rollout.prompts": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "rollout"]),
     "rollout.responses": lambda seen: one([sampling.samples for sampling in seen.samplings("rollout")]),
     "rollout.max_tokens": lambda seen: one(
@@ -274,8 +277,6 @@ ARRIVES: dict[str, Found] = {
     "update.importance_cap": of(MiniBatch, "importance_cap"),
     "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
-    **{f"data.{name}": of(DataSpec, name) for name in ("held_out", "limit")},
-    **{f"data.{name}": of(DataSpec, f"task.{name}") for name in ("operation", "digits", "filler")},
     **{f"model.lora.{name}": of(BackendSettings, f"model.lora.{name}") for name in ("rank", "scale", "layers", "dora")},
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
     **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
@@ -292,7 +293,10 @@ ARRIVES: dict[str, Found] = {
         for name in ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens")
     },
 }
-ELSEWHERE = {"run.seed", "reward.flip", "update.schedule", "update.warmup"}  # tested by what they do
+# Tested by what they do; the section [data] is passed whole.
+ELSEWHERE = {"run.seed", "reward.flip", "update.schedule", "update.warmup"} | {
+    f"data.{name}" for name in ("operation", "digits", "filler")
+}
 
 
 @pytest.mark.parametrize("name", sorted(TOGETHER.keys() - ELSEWHERE))
@@ -302,7 +306,10 @@ def test_the_key_arrives_with_its_value(name: str, seen: Seen, values: dict[str,
 
 def test_the_seed_is_that_of_everything_random(seen: Seen) -> None:
     assert seen.the(BackendSettings, "seed") == 17
-    assert seen.the(DataSpec, "seed") == seen.the(EvaluationSettings, "seed") == 17
+    assert seen.the(EvaluationSettings, "seed") == 17
+    (data,) = seen.made[LoadedData]
+    task = Arithmetic(operation="multiply", digits=1)
+    assert data.problems == tuple(arithmetic.problems(task, 31, 17)), "operation and digits arrive too"
     seeds = [sampling.seed for sampling in seen.samplings("rollout")]
     assert seeds == [derive(17, step, "rollout 0") for step in range(4)]
 
@@ -352,23 +359,9 @@ def test_a_reward_of_ones_own_on_a_file_of_ones_own(values: dict[str, Any], tmp_
     found = run(tmp_path / "run", small(values) | own)
     spec = one(found.rewards)
     assert (spec.kind, spec.code, spec.custom_file, spec.custom_function) == ("custom", "share", str(reward), "own")
-    assert found.the(DataSpec, "source") == str(data)
     rows = list(read_lines(found.folder.rollout_file(1)))
     assert {row["reward"] for row in rows} == {0.5}
     assert any("20 problems of 30 rows; left out: 10 with too long a prompt" in text for text in found.notices)
-
-
-def test_what_rows_of_a_data_set_have_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[DataSpec] = []
-
-    def load(spec: DataSpec, *_: object) -> LoadedData:
-        given.append(spec)
-        return LoadedData((), (), LoadReport(0, 0))
-
-    monkeypatch.setattr(setup, "load_problems", load)
-    values = {f"data.{name}": f"c-{name}" for name in OF_ROWS}
-    load_data(recipe_of({"data.source": "c-source"} | values), None)
-    assert {f"data.{name}": getattr(given[0], name) for name in OF_ROWS} == values
 
 
 @pytest.mark.parametrize(("dynamic", "draws"), [(True, 6), (False, 1)])

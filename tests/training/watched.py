@@ -17,7 +17,7 @@ from backends.fake.backend import FakeEngine
 from backends.interface import RolloutRequest, Sampling, Sequences
 from backends.settings import BackendSettings
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coefficients
-from delta_cli.data.loading import DataSpec
+from delta_cli.data.loading import LoadedData
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.reward import Reward
@@ -64,7 +64,7 @@ def one(values: list[Any]) -> Any:
 
 def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
     """Have everything that is made or called noted. The backend is the exact one, whatever it is asked to be."""
-    for kind in (DataSpec, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
+    for kind in (LoadedData, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
         patch.setattr(
             kind, "__init__", noting(kind.__init__, lambda self, *_, **__: seen.made[type(self)].append(self))
         )

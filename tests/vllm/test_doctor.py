@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from delta_cli.doctor.checks import _shared
-from delta_cli.doctor.estimate import Item, estimate
-from delta_cli.doctor.placement import layout
-from delta_cli.doctor.shapes import shape_of
+from delta_cli.doctor.memory import MemoryItem, estimate_memory
+from delta_cli.doctor.model_shape import shape_of
+from delta_cli.doctor.sharding import choose_sharding
 from delta_cli.recipe import load_recipe
 
 GIB = 2**30
 
 
-def items(*changes: str) -> dict[tuple[str, str], Item]:
+def items(*changes: str) -> dict[tuple[str, str], MemoryItem]:
     recipe = load_recipe(None, changes)
     shape, config = shape_of(recipe.model.path)
-    found = estimate(recipe, shape, config, layout(1, "none", shape.parameters))
+    found = estimate_memory(recipe, shape, config, choose_sharding(1, "none", shape.parameters))
     return {(item.name, item.phase): item for item in found if item.phase in ("rollout", "host")}
 
 

@@ -6,24 +6,26 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from delta_cli.data.arithmetic import first_error, problems, solution, token_at
 from delta_cli.data.problem import Problem
-from delta_cli.data.tasks import TaskSpec, first_error, problems, solution, token_at
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import Arithmetic
 
 SPECS = [
-    TaskSpec(),
-    TaskSpec(digits=1),
-    TaskSpec(digits=3),
-    TaskSpec(digits=9),
-    TaskSpec("multiply"),
-    TaskSpec("multiply", digits=3, filler=2),
-    TaskSpec(filler=5),
+    Arithmetic(),
+    Arithmetic(digits=1),
+    Arithmetic(digits=3),
+    Arithmetic(digits=9),
+    Arithmetic(operation="multiply"),
+    Arithmetic(operation="multiply", digits=3, filler=2),
+    Arithmetic(filler=5),
 ]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_every_step_of_a_derivation_is_true(spec: TaskSpec) -> None:
+def test_every_step_of_a_derivation_is_true(spec: Arithmetic) -> None:
     for problem in problems(spec, 40, seed=3):
         expression = problem.question.removesuffix("=?")
         assert problem.answer == str(eval(expression))
@@ -35,7 +37,7 @@ def test_every_step_of_a_derivation_is_true(spec: TaskSpec) -> None:
 
 
 def test_the_answer_follows_from_the_columns_of_an_addition() -> None:
-    spec = TaskSpec(digits=3)
+    spec = Arithmetic(digits=3)
     for problem in problems(spec, 200, seed=1):
         sums = [int(total) for total in re.findall(r"=(\d+)", solution(problem, spec))]
         digits = [str(total % 10) for total in sums[:-1]] + [str(sums[-1])[::-1]]
@@ -44,10 +46,10 @@ def test_the_answer_follows_from_the_columns_of_an_addition() -> None:
 
 def test_written_out() -> None:
     problem = Problem("95+17", "95+17=?", "112")
-    assert solution(problem, TaskSpec()) == "5+7=12 9+1+1=11 \\boxed{112}"
-    assert solution(problem, TaskSpec(filler=2)) == "--5+7=12 --9+1+1=11 --\\boxed{112}"
+    assert solution(problem, Arithmetic()) == "5+7=12 9+1+1=11 \\boxed{112}"
+    assert solution(problem, Arithmetic(filler=2)) == "--5+7=12 --9+1+1=11 --\\boxed{112}"
     product = Problem("23*45", "23*45=?", "1035")
-    assert solution(product, TaskSpec("multiply")) == "23*5=115 23*40=920 115+920=1035 \\boxed{1035}"
+    assert solution(product, Arithmetic(operation="multiply")) == "23*5=115 23*40=920 115+920=1035 \\boxed{1035}"
 
 
 def test_a_mistake_is_carried_on() -> None:
@@ -56,15 +58,15 @@ def test_a_mistake_is_carried_on() -> None:
     def one_more(exact: int) -> int:
         return exact + 1
 
-    assert solution(Problem("95+14", "95+14=?", "109"), TaskSpec(), one_more) == "5+4=10 9+1+1=12 \\boxed{120}"
+    assert solution(Problem("95+14", "95+14=?", "109"), Arithmetic(), one_more) == "5+4=10 9+1+1=12 \\boxed{120}"
     wrong = "23*5=116 23*40=921 116+921=1038 \\boxed{1038}"
     product = Problem("23*45", "23*45=?", "1035")
-    assert solution(product, TaskSpec("multiply"), one_more) == wrong
-    assert first_error(product, wrong, TaskSpec("multiply")) == len("23*5=11")
+    assert solution(product, Arithmetic(operation="multiply"), one_more) == wrong
+    assert first_error(product, wrong, Arithmetic(operation="multiply")) == len("23*5=11")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_the_same_arguments_give_the_same_problems_all_different(spec: TaskSpec) -> None:
+def test_the_same_arguments_give_the_same_problems_all_different(spec: Arithmetic) -> None:
     count = 20 if spec.digits == 1 else 300
     first = problems(spec, count, seed=5)
     assert first == problems(spec, count, seed=5)
@@ -74,7 +76,7 @@ def test_the_same_arguments_give_the_same_problems_all_different(spec: TaskSpec)
 
 def test_splits_share_no_pair_of_operands_in_either_order() -> None:
     def pairs(split: str) -> set[frozenset[str]]:
-        return {frozenset(p.id.split("+")) for seed in range(5) for p in problems(TaskSpec(), 1000, seed, split)}
+        return {frozenset(p.id.split("+")) for seed in range(5) for p in problems(Arithmetic(), 1000, seed, split)}
 
     train, held_out = pairs("train"), pairs("held_out")
     assert not train & held_out
@@ -83,14 +85,14 @@ def test_splits_share_no_pair_of_operands_in_either_order() -> None:
 
 
 def test_more_problems_than_there_are() -> None:
-    with pytest.raises(UserError, match=r"only \d+ in 'held_out', 3000 asked"):
-        problems(TaskSpec(), 3000, 0, "held_out")
+    with pytest.raises(UserError, match=r"'held_out' has only \d+ such problems, and 3000 are"):
+        problems(Arithmetic(), 3000, 0, "held_out")
 
 
 @pytest.mark.parametrize("values", [{"operation": "divide"}, {"digits": 0}, {"digits": 10}, {"filler": -1}], ids=str)
 def test_a_task_that_does_not_exist(values: dict) -> None:
-    with pytest.raises(UserError):
-        TaskSpec(**values)
+    with pytest.raises(ValidationError):
+        Arithmetic(**values)
 
 
 @given(seed=st.integers(0, 10**6))
@@ -116,5 +118,5 @@ def test_the_token_of_a_character() -> None:
 
 
 def test_only_arithmetic_has_known_steps() -> None:
-    with pytest.raises(UserError, match="steps are not known"):
-        solution(Problem("1", "What is 1+1?", "2"), TaskSpec())
+    with pytest.raises(UserError, match="its solution is not known"):
+        solution(Problem("1", "What is 1+1?", "2"), Arithmetic())

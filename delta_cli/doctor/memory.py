@@ -1,7 +1,7 @@
 """How much memory a recipe needs, item by item, and what to change where it does not fit.
 
 The arithmetic of the torch backend; MLX differs in that a quantised base keeps its bits. Phases do
-not overlap: what is needed is what stays, and the largest of what rollout, scoring, update and export add.
+not overlap: what is peak_bytes is what stays, and the largest of what rollout, scoring, update and export add.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from delta_cli.doctor.placement import ONE, Layout
-from delta_cli.doctor.shapes import Shape
+from delta_cli.doctor.model_shape import ModelShape
+from delta_cli.doctor.sharding import ONE, ShardingLayout
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import Update
 
 FLOAT = 4  # bytes
 
-Phase = Literal["stays", "rollout", "score", "update", "export", "host"]
+MemoryPhase = Literal["stays", "rollout", "score", "update", "export", "host"]
 
 # Numbers that the inside of one layer keeps for the backward pass, for a token: so many times the hidden
 # size, the width of all queries, that of all keys, and the feed-forward's width. Counted as autograd saves
@@ -27,17 +27,19 @@ _HEAD_ROWS = 4  # hidden states of a micro-batch: as they come, chosen, their de
 
 
 @dataclass(frozen=True)
-class Item:
+class MemoryItem:
     """One use of memory."""
 
     name: str
     bytes: int
-    phase: Phase  # "host" is memory of the host beside that of the device; the others are the device's
+    phase: MemoryPhase  # "host" is memory of the host beside that of the device; the others are the device's
     how: str  # the arithmetic
     remedy: str = ""  # what makes it smaller
 
 
-def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: Layout = ONE) -> list[Item]:
+def estimate_memory(
+    recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layout: ShardingLayout = ONE
+) -> list[MemoryItem]:
     """Every use of memory of a process, to within what frameworks keep for themselves."""
     return [
         *_weights(recipe, shape, config, layout),
@@ -47,27 +49,27 @@ def estimate(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: La
     ]
 
 
-def trained(recipe: Recipe, shape: Shape) -> int:
+def trained(recipe: Recipe, shape: ModelShape) -> int:
     """Parameters that the run trains."""
     lora = recipe.model.lora
     return shape.adapters(lora.rank, lora.targets, lora.layers, lora.dora) if lora else shape.parameters
 
 
-def needed(items: Iterable[Item]) -> int:
+def peak_bytes(items: Iterable[MemoryItem]) -> int:
     """Bytes of the device at the worst moment."""
-    phases = totals(items)
+    phases = bytes_by_phase(items)
     return phases["stays"] + max(phases[name] for name in ("rollout", "score", "update", "export"))
 
 
-def totals(items: Iterable[Item]) -> dict[Phase, int]:
+def bytes_by_phase(items: Iterable[MemoryItem]) -> dict[MemoryPhase, int]:
     """Bytes of each phase."""
-    phases: dict[Phase, int] = dict.fromkeys(get_args(Phase), 0)
+    phases: dict[MemoryPhase, int] = dict.fromkeys(get_args(MemoryPhase), 0)
     for item in items:
         phases[item.phase] += item.bytes
     return phases
 
 
-def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: Layout) -> list[Item]:
+def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layout: ShardingLayout) -> list[MemoryItem]:
     half = recipe.model.dtype != "float32"
     lora, count = recipe.model.lora, shape.parameters
     stored = FLOAT if lora is None or not half else 2
@@ -79,21 +81,23 @@ def _weights(recipe: Recipe, shape: Shape, config: Mapping[str, Any], layout: La
         base = packed // 2 + packed // 64 + packed // 4096 + (count - packed) * stored
         width = f"4.13 bits in {_many(packed)}, {stored} bytes in the rest"
     split = "" if layout.parts == 1 else f" / {layout.parts} processes"
-    items = [Item("weights", layout.share(base), "stays", f"{_many(count)} × {width}{split}", "a smaller model")]
+    items = [MemoryItem("weights", layout.share(base), "stays", f"{_many(count)} × {width}{split}", "a smaller model")]
     own, some = layout.share(trained(recipe, shape)), f"{_many(trained(recipe, shape))}{{}}{split}"
     if lora:
-        items.append(Item("adapters", own * FLOAT, "stays", some.format(" × 4 bytes"), "model.lora.rank"))
+        items.append(MemoryItem("adapters", own * FLOAT, "stays", some.format(" × 4 bytes"), "model.lora.rank"))
     smaller = "" if lora else "train adapters: add [model.lora]"
     items.append(_moments(recipe.update, own, some, smaller))
-    items.append(Item("gradient", own * FLOAT, "update", some.format(" × 4 bytes"), smaller))
+    items.append(MemoryItem("gradient", own * FLOAT, "update", some.format(" × 4 bytes"), smaller))
     items += _compute_copy(recipe, shape, layout, smaller)
     if recipe.update.kl_coefficient and lora is None:
         reference = layout.share(count * (2 if half else FLOAT))
-        items.append(Item("reference policy", reference, "stays", f"a frozen copy{split}", "update.kl_coefficient = 0"))
+        items.append(
+            MemoryItem("reference policy", reference, "stays", f"a frozen copy{split}", "update.kl_coefficient = 0")
+        )
     return items
 
 
-def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) -> list[Item]:
+def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, smaller: str) -> list[MemoryItem]:
     """The weights that layers compute with: cast where they rest in float32, gathered where they rest in parts.
 
     Drawing gathers all of them, the export one matrix after the other. In scoring and in a fully sharded update there
@@ -104,31 +108,33 @@ def _compute_copy(recipe: Recipe, shape: Shape, layout: Layout, smaller: str) ->
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     if layout.parts == 1:
         how = f"{_many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
-        return [Item("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
+        return [MemoryItem("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
     width, count = 2 if half and lora else FLOAT, shape.parameters
     ends = count - shape.layers * shape.layer_matrices
     working = 2 * shape.layer_matrices + ends if layout.sharding == "full" else count
     every, several = f"{_many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
-    sizes: dict[Phase, int] = {"rollout": count, "score": working, "update": working}
+    sizes: dict[MemoryPhase, int] = {"rollout": count, "score": working, "update": working}
     items = [
-        Item("weights, gathered", width * size, phase, every if size == count else several, "a smaller model")
+        MemoryItem("weights, gathered", width * size, phase, every if size == count else several, "a smaller model")
         for phase, size in sizes.items()
     ]
     largest = shape.vocabulary * shape.hidden
-    items.append(Item("weights, gathered", width * largest, "export", "one matrix after the other", "a smaller model"))
+    items.append(
+        MemoryItem("weights, gathered", width * largest, "export", "one matrix after the other", "a smaller model")
+    )
     if lora is None:
         size, how = FLOAT * (shape.layer_matrices + ends), "of a layer, embeddings and head, before they are scattered"
-        items.append(Item("gradient, whole", size, "update", how))
+        items.append(MemoryItem("gradient, whole", size, "update", how))
     if half and lora is None:
         layer, kept = shape.layer_matrices, recipe.model.gradient_checkpointing
-        casts: dict[Phase, int] = {"rollout": count, "score": layer, "update": layer if kept else count}
+        casts: dict[MemoryPhase, int] = {"rollout": count, "score": layer, "update": layer if kept else count}
         for phase, size in casts.items():
             how = f"{_many(size) if size == count else 'of a layer'}, cast to bfloat16, 2 bytes"
-            items.append(Item("compute copy", 2 * size, phase, how, smaller))
+            items.append(MemoryItem("compute copy", 2 * size, phase, how, smaller))
     return items
 
 
-def _moments(update: Update, own: int, some: str, smaller: str) -> Item:
+def _moments(update: Update, own: int, some: str, smaller: str) -> MemoryItem:
     size, how = 2 * FLOAT * own, " × 2 × 4 bytes"
     if update.moments == "int8":
         size, how = 2 * (own + FLOAT * own // 256), " × 2 × (1 byte + 4 for each 256)"
@@ -137,16 +143,16 @@ def _moments(update: Update, own: int, some: str, smaller: str) -> Item:
         "" if update.moments == "int8" else 'update.moments = "int8"',
         smaller,
     ]
-    phase: Phase = "host" if update.offload else "stays"
-    return Item("moments", size, phase, some.format(how), "; ".join(filter(None, remedies)))
+    phase: MemoryPhase = "host" if update.offload else "stays"
+    return MemoryItem("moments", size, phase, some.format(how), "; ".join(filter(None, remedies)))
 
 
-def key_value_bytes(recipe: Recipe, shape: Shape) -> int:
+def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes of a token's keys and values in all layers."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
-def _vllm(recipe: Recipe, shape: Shape) -> list[Item]:
+def _vllm(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     """What a server on the trainer's GPU takes at least while it draws; asleep, its weights are on the host."""
     if not recipe.engine.colocated:
         return []
@@ -155,13 +161,13 @@ def _vllm(recipe: Recipe, shape: Shape) -> list[Item]:
     weights, how = shape.parameters * width, f"{_many(shape.parameters)} × {width} bytes"
     least = f"one response of {length} tokens × {per_token / 1024:.0f} KiB; what engine.memory leaves holds more"
     return [
-        Item("vLLM's weights", weights, "rollout", how, "engine.colocated = false"),
-        Item("vLLM's KV cache", length * per_token, "rollout", least, "rollout.max_tokens"),
-        Item("vLLM's weights, asleep", weights, "host", how, "engine.colocated = false"),
+        MemoryItem("vLLM's weights", weights, "rollout", how, "engine.colocated = false"),
+        MemoryItem("vLLM's KV cache", length * per_token, "rollout", least, "rollout.max_tokens"),
+        MemoryItem("vLLM's weights, asleep", weights, "host", how, "engine.colocated = false"),
     ]
 
 
-def _rollout(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
+def _rollout(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list[MemoryItem]:
     if recipe.engine.kind == "vllm":
         return _vllm(recipe, shape)
     rollout, evaluation = recipe.rollout, recipe.evaluation
@@ -172,7 +178,7 @@ def _rollout(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
     per_token = key_value_bytes(recipe, shape)
     inside = _inside(recipe, shape)
 
-    def items(what: str, prompts: int, samples: int, longest: int) -> list[Item]:
+    def items(what: str, prompts: int, samples: int, longest: int) -> list[MemoryItem]:
         rows, length = min(rollout.batch, layout.most(prompts) * samples), rollout.max_prompt_tokens + longest
         how = f"{rows} responses{what} × {length} tokens × {per_token / 1024:.0f} KiB, if all grow to the limit"
         logits = 3 * rows * shape.vocabulary * FLOAT
@@ -184,15 +190,17 @@ def _rollout(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
             f"keys and values of {entering} × {per_token / 1024:.0f} KiB"
         )
         return [
-            Item("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
-            Item("prefill", prefill, "rollout", prefill_how, "rollout.max_prompt_tokens"),
-            Item("rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"),
+            MemoryItem("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
+            MemoryItem("prefill", prefill, "rollout", prefill_how, "rollout.max_prompt_tokens"),
+            MemoryItem(
+                "rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"
+            ),
         ]
 
     return max((items(*use) for use in uses), key=lambda found: sum(item.bytes for item in found))
 
 
-def _inside(recipe: Recipe, shape: Shape) -> int:
+def _inside(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes for a token of the inside of one layer."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
     numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
@@ -201,7 +209,7 @@ def _inside(recipe: Recipe, shape: Shape) -> int:
     return (numbers + scaled) * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
-def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
+def _activations(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     """Of scoring and of the update. The head's rows are float32."""
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     update, rollout = recipe.update, recipe.rollout
@@ -218,24 +226,24 @@ def _activations(recipe: Recipe, shape: Shape) -> list[Item]:
     kib = f"{tokens} tokens × {{:.0f}} KiB: "
     remedy = "update.micro_batch_tokens, model.gradient_checkpointing"
     items = [
-        Item("activations", tokens * (kept + head), "update", kib.format((kept + head) / 1024) + how, remedy),
-        Item("logits", chunk, "update", chunk_how, "update.head_chunk_tokens"),
-        Item(
+        MemoryItem("activations", tokens * (kept + head), "update", kib.format((kept + head) / 1024) + how, remedy),
+        MemoryItem("logits", chunk, "update", chunk_how, "update.head_chunk_tokens"),
+        MemoryItem(
             "activations",
             tokens * (inside + head),
             "score",
             kib.format((inside + head) / 1024) + "the inside of one layer",
             "update.micro_batch_tokens",
         ),
-        Item("logits", chunk, "score", chunk_how, "update.head_chunk_tokens"),
+        MemoryItem("logits", chunk, "score", chunk_how, "update.head_chunk_tokens"),
     ]
     if half and lora is None:
         size, how = shape.vocabulary * shape.hidden * FLOAT, f"{shape.vocabulary} × {shape.hidden} float32"
-        items.append(Item("head's gradient", size, "update", f"{how}, of one chunk of tokens"))
+        items.append(MemoryItem("head's gradient", size, "update", f"{how}, of one chunk of tokens"))
     return items
 
 
-def _features(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
+def _features(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list[MemoryItem]:
     if recipe.method.resolve().credit != "delta":
         return []
     update, rollout = recipe.update, recipe.rollout
@@ -246,8 +254,10 @@ def _features(recipe: Recipe, shape: Shape, layout: Layout) -> list[Item]:
     beside = min(everything - here, update.feature_host_bytes)
     how = f"{tokens} tokens × {shape.hidden} × {width} bytes, if all grow to the limit"
     return [
-        Item("features", here, "score", f"{how}, at most update.feature_bytes", "update.feature_bytes"),
-        Item("features", beside, "host", "of the rest, at most update.feature_host_bytes", "update.feature_host_bytes"),
+        MemoryItem("features", here, "score", f"{how}, at most update.feature_bytes", "update.feature_bytes"),
+        MemoryItem(
+            "features", beside, "host", "of the rest, at most update.feature_host_bytes", "update.feature_host_bytes"
+        ),
     ]
 
 

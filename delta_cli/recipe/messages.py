@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from delta_cli.errors import UserError
-from delta_cli.recipe.aliases import PAGE, SHOWN, foreign, known_elsewhere, translated
 from delta_cli.recipe.keys import section_of, walk
 from delta_cli.recipe.models import Recipe
+from delta_cli.recipe.other_trainers import PAGE, SHOWN, foreign, known_elsewhere, translated
 from delta_cli.recipe.reward import ONE, SEVERAL
 
 DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")

@@ -11,7 +11,7 @@ SPLIT_ABOVE = 2 * 10**9  # trained parameters: the learner's own number, which o
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardingLayout:
     """``sharding``: what is held in parts.
 
     "full": weights, gradients and moments; a layer is gathered for its forward and again for its backward.
@@ -36,13 +36,13 @@ class Layout:
         return -(-groups // self.processes)
 
 
-ONE = Layout()
+ONE = ShardingLayout()
 
 
-def layout(processes: int, sharding: Sharding, trained: int) -> Layout:
+def choose_sharding(processes: int, sharding: Sharding, trained: int) -> ShardingLayout:
     """The layout that ``parallel.sharding`` stands for, with so many trained parameters."""
     if processes == 1:
         return ONE
     if sharding == "auto":
         sharding = "full" if trained > SPLIT_ABOVE else "none"
-    return Layout(processes, sharding)
+    return ShardingLayout(processes, sharding)

@@ -8,12 +8,13 @@ from typing import Any
 
 from delta_cli.data import sources
 from delta_cli.data.columns import Columns, find_columns
-from delta_cli.data.layouts import LAYOUTS
-from delta_cli.data.loading import DataSpec, load_problems
+from delta_cli.data.dataset_layouts import LAYOUTS
+from delta_cli.data.loading import load_problems
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.doctor.shapes import shape_of
+from delta_cli.doctor.model_shape import shape_of
 from delta_cli.errors import UserError
+from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.document import toml_value
 
 SAMPLE = 200  # rows that are looked at
@@ -111,14 +112,15 @@ def _lengths(values: dict[str, Any], start: Start, tokenizer: Tokenizer | None) 
     wanted = 48 if _toy(start.model) else 1024
     if columns is None or tokenizer is None:
         return {"max_prompt_tokens": min(2048, context // 2), "max_tokens": min(wanted, context // 2), "longest": None}
-    spec = DataSpec(
+    data = DataSection(
         source=start.source,
         question=columns.question,
         answer=columns.answer,
         answer_pattern=columns.pattern,
         limit=SAMPLE,
+        held_out=0.0,
     )
-    problems = load_problems(spec).problems
+    problems = load_problems(data).problems
     longest = max(len(encode_prompt(problem, values["template"], tokenizer)) for problem in problems)
     room = max(32, 2 ** (longest * 5 // 4).bit_length())
     tokens = max(min(wanted, context - room), 16)

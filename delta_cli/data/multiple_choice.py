@@ -1,11 +1,11 @@
-"""Multiple-choice questions: options under letters, and data sets that keep them in columns of their own."""
+"""Multiple-choice questions: lettered options, for data sets that keep their options in separate columns."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 
-from delta_cli.data.problem import Row
+from delta_cli.data.problem import DataRow
 
 LETTERS = "ABCDEFGHIJ"
 GPQA_COLUMNS = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -17,17 +17,17 @@ def lettered(question: str, options: Sequence[str]) -> str:
     return "\n".join([question.strip(), "", *lines, "", "Answer with the letter of the one right option."])
 
 
-def gpqa_question(row: Row) -> str:
-    """GPQA: the right option stands among three wrong ones in an order that only their texts decide."""
+def gpqa_question(row: DataRow) -> str:
+    """GPQA: the right option among three wrong ones, in an order that depends on their texts alone."""
     return lettered(row["Question"], _gpqa_options(row))
 
 
-def gpqa_answer(row: Row) -> str:
-    """The letter of the right option."""
+def gpqa_answer(row: DataRow) -> str:
+    """GPQA: the letter of the right option."""
     return LETTERS[_gpqa_options(row).index(row["Correct Answer"])]
 
 
-def _gpqa_options(row: Row) -> list[str]:
+def _gpqa_options(row: DataRow) -> list[str]:
     question = row["Question"]
     return sorted(
         (row[column] for column in GPQA_COLUMNS[1:]),
@@ -35,6 +35,6 @@ def _gpqa_options(row: Row) -> list[str]:
     )
 
 
-def mmlu_pro_question(row: Row) -> str:
-    """MMLU-Pro: a list of up to ten options; the answer is a letter already."""
+def mmlu_pro_question(row: DataRow) -> str:
+    """MMLU-Pro: up to ten options in a list; the answer column already holds a letter."""
     return lettered(row["question"], row["options"])

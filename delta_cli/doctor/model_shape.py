@@ -12,7 +12,7 @@ from delta_cli.errors import UserError
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A decoder of the common kind: grouped-query attention and a gated feed-forward part."""
 
     hidden: int
@@ -61,16 +61,16 @@ class Shape:
 
 # Models of the recipes and of docs/scale.md, so that they can be judged before they are downloaded.
 KNOWN = {
-    "Qwen/Qwen3-8B-Base": Shape(4096, 36, 32, 8, 128, 12288, 151936),
-    "Qwen/Qwen3-14B-Base": Shape(5120, 40, 40, 8, 128, 17408, 151936),
-    "Qwen/Qwen3-32B": Shape(5120, 64, 64, 8, 128, 25600, 151936),
-    "meta-llama/Llama-3.3-70B-Instruct": Shape(8192, 80, 64, 8, 128, 28672, 128256),
-    "allenai/Olmo-3-1025-7B": Shape(4096, 32, 32, 32, 128, 11008, 100278),
-    "mlx-community/Qwen3-1.7B-4bit": Shape(2048, 28, 16, 8, 128, 6144, 151936, tied=True),
+    "Qwen/Qwen3-8B-Base": ModelShape(4096, 36, 32, 8, 128, 12288, 151936),
+    "Qwen/Qwen3-14B-Base": ModelShape(5120, 40, 40, 8, 128, 17408, 151936),
+    "Qwen/Qwen3-32B": ModelShape(5120, 64, 64, 8, 128, 25600, 151936),
+    "meta-llama/Llama-3.3-70B-Instruct": ModelShape(8192, 80, 64, 8, 128, 28672, 128256),
+    "allenai/Olmo-3-1025-7B": ModelShape(4096, 32, 32, 32, 128, 11008, 100278),
+    "mlx-community/Qwen3-1.7B-4bit": ModelShape(2048, 28, 16, 8, 128, 6144, 151936, tied=True),
 }
 
 
-def shape_of(model: str) -> tuple[Shape, dict[str, Any]]:
+def shape_of(model: str) -> tuple[ModelShape, dict[str, Any]]:
     """The shape of a model and its config (empty for one that is known but not here).
 
     Raises UserError where neither the folder nor the table has it.
@@ -84,11 +84,11 @@ def shape_of(model: str) -> tuple[Shape, dict[str, Any]]:
     )
 
 
-def _from_config(file: Path) -> tuple[Shape, dict[str, Any]]:
+def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         heads = config["num_attention_heads"]
-        shape = Shape(
+        shape = ModelShape(
             hidden=config["hidden_size"],
             layers=config["num_hidden_layers"],
             heads=heads,

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from delta_cli.cli.choose import recipe_of_run, run_folder
+from delta_cli.cli.run_folder import recipe_of_run, run_folder
 from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.reporting.run_list import RunTable, find_runs

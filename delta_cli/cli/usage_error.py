@@ -80,7 +80,7 @@ def _help(path: str) -> str:
 
 def _key(option: str, path: str) -> str:
     """A hint at the recipe's key that an option of that name would set."""
-    from delta_cli.recipe.mistakes import setting
+    from delta_cli.recipe.messages import setting
 
     if path.split()[-1] not in ("train", "doctor", "study", "parity"):
         return ""
