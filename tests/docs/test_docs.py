@@ -79,6 +79,17 @@ def test_links_resolve(document: Path) -> None:
             assert not anchor or anchor in anchors(file), f"{document.name} links to {target}"
 
 
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda path: path.name
+)
+def test_files_that_are_named_exist(document: Path) -> None:
+    folders = "delta_cli|backends|benchmarks|tests|docs|examples|recipes"
+    for name in re.findall(
+        rf"(?<![\w/.])((?:{folders})/[\w./]*\w\.(?:py|toml|json|md))\b", document.read_text("utf-8")
+    ):
+        assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
 def anchors(document: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
