@@ -112,6 +112,15 @@ def test_every_document_is_in_the_index_and_on_the_site() -> None:
     assert written <= set(listed)
 
 
+def test_what_adding_names_is_in_the_files() -> None:
+    """In docs/adding.md's table, each name after a file is in that file."""
+    cells = re.findall(r"`([\w/]+\.py)`: ([^|]*)", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"))
+    names = [(file, name) for file, cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert len(names) > 10
+    for file, name in names:
+        assert re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8")), f"{file} has no {name}"
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
