@@ -29,7 +29,7 @@ import common
 from delta_cli.data.problem import Problem
 from delta_cli.recipe.reward import Reward
 from delta_cli.rewards import code_reward
-from delta_cli.rewards.code.sandbox import Limits, Run, find_sandbox
+from delta_cli.rewards.code.sandbox import ProcessLimits, SandboxRun, find_sandbox
 from delta_cli.rewards.grader import Grader, Verdict
 
 Row = dict[str, Any]
@@ -233,10 +233,9 @@ def overhead(rounds: int = 30) -> Row:
     sandbox = find_sandbox()
 
     def confined() -> None:
-        with Run(sandbox) as run:
-            assert (
-                run.read(run.start({"mode": "program", "code": "print(1)"}, Limits(5)), time.monotonic() + 5) == b"1\n"
-            )
+        with SandboxRun(sandbox) as run:
+            process = run.start({"mode": "program", "code": "print(1)"}, ProcessLimits(5))
+            assert run.read(process, time.monotonic() + 5) == b"1\n"
 
     ways = {
         "python": lambda: subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, check=True),

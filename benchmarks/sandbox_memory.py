@@ -16,7 +16,7 @@ from pathlib import Path
 
 import common
 
-from delta_cli.rewards.code.sandbox import START, Limits, Run, find_sandbox
+from delta_cli.rewards.code.sandbox import START, ProcessLimits, SandboxRun, find_sandbox
 
 CALLS = "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\n"
 ATTACKS = {
@@ -54,8 +54,8 @@ def resident() -> int:
 
 
 def attack(code: str, seconds: float) -> None:
-    with Run(find_sandbox()) as run:
-        process = run.start({"mode": "program", "code": code}, Limits(int(seconds)))
+    with SandboxRun(find_sandbox()) as run:
+        process = run.start({"mode": "program", "code": code}, ProcessLimits(int(seconds)))
         run.read(process, time.monotonic() + seconds)
 
 
@@ -84,7 +84,7 @@ def main() -> None:
         f"memory of {args.programs} programs at once, limit 1 GiB each",
         [{key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()} for row in rows],
     )
-    settings = {"programs": args.programs, "seconds": args.seconds, "limit bytes": Limits(1).memory}
+    settings = {"programs": args.programs, "seconds": args.seconds, "limit bytes": ProcessLimits(1).memory}
     common.write(args.out, {"settings": settings, "results": rows})
 
 

@@ -1,9 +1,6 @@
-"""The judge's side of a test run: the tests, in a sandbox of their own, against a program in another.
+"""Runs tests in a sandbox of their own, against a program in another, and counts the checks that passed.
 
-Handed compiled to the judge's process, together with ``guest``. What counts as a check: an assert or
-a call at the top level; a loop, a branch or a block at the top level in which an assert was reached;
-a function ``test…`` that is not called, as pytest finds it; a method ``test…`` of a
-``unittest.TestCase`` or a class ``Test…``.
+Shipped compiled to the judge's process, together with the modules it imports.
 """
 
 from __future__ import annotations
@@ -12,268 +9,190 @@ import ast
 import builtins
 import sys
 import types
-from functools import partial
+from functools import partial, wraps
 
-from delta_cli.rewards.code.guest import NAME, Link, bases, decode, encode, refuse, take_stdout
+from delta_cli.rewards.code.checks import LIBRARY, MODULES, Instrument, ParsedTests, counts_as_call
 from delta_cli.rewards.code.pytest_stub import pytest_stub
+from delta_cli.rewards.code.remote import GoneError, Program, RemoteObject
+from delta_cli.rewards.code.startup import begin, take_stdout
+from delta_cli.rewards.code.wire import Link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import IO, Any
 
-    Json = Any
-CHANGEABLE = (list, dict, set, bytearray)
-ITERATION = ("StopIteration", "StopAsyncIteration", "GeneratorExit")  # what ends a loop instead of failing it
-MODULES = {"np": "numpy", "numpy": "numpy"}
-# Names that judge, which a program may not define for the tests: taken from here where the tests do not import them.
-JUDGES = {"isclose": "math", "isnan": "math", "deepcopy": "copy", "Counter": "collections", "allclose": "numpy"}
-JUDGES |= {"array_equal": "numpy", "approx": "pytest", "raises": "pytest"}
-NO_CHECKS = ("print", "unittest.main", "pytest.main", "main", "exit", "sys.exit", "len", "range", "list", "set", "dict")
-BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try)
+    Check = tuple[Callable[[], bool], bool, bool]  # runs it; whether it counts if it asserts nothing; must assert
+
+MODULE = "solution"  # the name that tests import the program by
+LOOPS = (ast.For, ast.While, ast.With)
+# Comparisons of numpy's that are true of an array without elements, whatever it is compared with.
+BROADCASTING = ("allclose", "isclose", "array_equiv")
+BROADCASTING_TESTS = ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal")
 
 
-class GoneError(BaseException):
-    """The program's process has ended: no test can catch that."""
+def main(file: IO[bytes]) -> None:
+    """Run the tests of the job in the file and write how many passed."""
+    job = begin(file)
+    out = take_stdout()
+    passed, checks, failed = Judge(Program(Link(job["link"])), ParsedTests(job["tests"])).run()
+    out.write(f"{passed} {checks} {failed}")
+    out.flush()
 
 
-class StandIn:
-    """An object of the program, seen from the judge: it can be called and asked.
-
-    It is never compared, but for data classes: those are equal when their fields are, and the fields
-    of one that a test makes are what the test gave.
-    """
-
-    def __init__(self, judge: Judge, number: int, record: Any = None, fields: Any = None) -> None:
-        self.__dict__.update(_judge=judge, _number=number, _record=record, _fields=fields)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        made = self._judge.call(self._number, arguments, keywords)
-        if self._fields is not None and type(made) is StandIn:
-            made.__dict__["_record"] = _filled(self._fields, made._record, arguments, keywords)
-        return made
-
-    def __getattr__(self, name: str) -> Any:
-        return self._judge.ask({"object": self._number, "attribute": name})[0]
-
-    def __len__(self) -> int:
-        try:
-            return int(self.__getattr__("__len__")())
-        except AttributeError as error:  # which list() takes for a failure, not for an object without a length
-            raise TypeError(str(error)) from None
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.__getattr__("__getitem__")(key)
-
-    def __iter__(self) -> Any:
-        return self.__getattr__("__iter__")()
-
-    def __next__(self) -> Any:
-        method = self.__getattr__("__next__")
-        return self._judge.call(method._number, (), {}, ends=True)
-
-    def __eq__(self, other: Any) -> Any:
-        if type(other) is not StandIn or self._record is None or other._record is None:
-            return self._no()
-        return self._record == other._record
-
-    def __ne__(self, other: Any) -> Any:
-        return not self == other
-
-    def _no(self, *_: Any) -> Any:
-        raise TypeError("an object of the program cannot stand for a truth value or be compared")
-
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _no
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _filled(fields: list[str], record: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The record of a data class that a test made: the fields it gave, and the program's defaults for the others."""
-    given = dict(zip(fields, arguments, strict=False)) | keywords
-    if record is None or len(arguments) > len(fields) or not given.keys() <= set(fields):
-        return None  # a constructor of its own: what it does with the arguments is not known
-    return record[0], {**record[1], **given}
+class FailedAssert(AssertionError):
+    """An assert of the tests that did not hold."""
 
 
 class Judge:
-    """Runs tests statement by statement against a program in another process."""
+    """Runs tests statement by statement and counts."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.callbacks: list[Callable[..., Any]] = []
-        self.raised: list[BaseException] = []  # by the tests' own callbacks
-        self.kinds: dict[str, type[Exception]] = {}  # the program's exceptions, by name
+    def __init__(self, program: Program, tests: ParsedTests) -> None:
+        self.program = program
+        self.tests = tests
         self.reached = 0  # asserts that held
-        self.broken = False  # an assert failed where the program could hide it
+        self.used = False  # whether they use a global of the program, called or not
+        self.hidden = False  # an except clause of the tests hid a failure
+        self.alls = {True: 0, False: 0}  # how often ``all`` was asked about something, and about nothing
 
-    # ------------------------------------------------------------------------------ talking to the program
-
-    def receive(self) -> Json:
+    def run(self) -> tuple[int, int, int]:
+        """How many checks passed, how many there are, and how many checks and other statements failed."""
+        passed = checks = failed = 0
         try:
-            return self.link.receive()
-        except (EOFError, OSError, ValueError) as error:
-            raise GoneError(str(error)) from None
+            for attempt, counts, must_assert in self.checks(self.namespace()):
+                before, self.hidden, self.program.broken = self.reached, False, False
+                good = attempt() and not self.hidden and not self.program.broken
+                asserted = self.reached > before
+                good = good and (asserted or not must_assert)
+                is_check = asserted or not good or counts
+                checks += is_check
+                passed += is_check and good
+                failed += not good
+        except GoneError:
+            pass
+        if self.program.gone or not (self.program.asked or self.used):
+            return 0, checks + 1, 1
+        return passed, checks, failed + (self.alls[False] > 0 and not self.alls[True])
 
-    def find(self, data: Json) -> Any:
-        if "exception" in data:
-            return self.kind(str(data["exception"]), data["bases"])
-        if "module" in data or "from" in data:
-            return _imported(data)
-        record = None
-        if "record" in data:
-            fields = {str(name): decode(value, self.find) for name, value in data["fields"]}
-            record = (str(data["record"]), fields)
-        return StandIn(self, int(data["object"]), record, data["fields"] if "class" in data else None)
+    # ------------------------------------------------------------------------------------ what the tests see
 
-    def kind(self, name: str, names: list[str]) -> type[Exception]:
-        """A class for an exception of the program, under the nearest builtin one."""
-        builtin = [getattr(builtins, each, None) for each in map(str, names)]
-        base = next((each for each in builtin if isinstance(each, type) and issubclass(each, Exception)), RuntimeError)
-        if base.__name__ == name or not name.isidentifier():
-            return base
-        return self.kinds.setdefault(name, type(name, (base,), {}))
-
-    def keep(self, value: Any) -> Json:
-        if type(value) is StandIn:
-            return {"object": value._number}
-        if isinstance(value, type) and issubclass(value, BaseException):
-            return {"exception": value.__name__, "bases": bases(value)}
-        if callable(value):
-            self.callbacks.append(value)
-            return {"callback": len(self.callbacks) - 1}
-        return refuse(value)
-
-    def ask(self, request: Json, ends: bool = False) -> tuple[Any, Json]:
-        """The value of an attribute or call, and the arguments as the call left them."""
-        self.link.send(request)
-        reply = self.receive()
-        while "callback" in reply:
-            self.link.send(self.called_back(reply))
-            reply = self.receive()
-        if "raise" not in reply:
-            return decode(reply["value"], self.find), reply.get("arguments")
-        number = reply.get("number")
-        if isinstance(number, int) and 0 <= number < len(self.raised):
-            raise self.raised[number]
-        name, message = str(reply["raise"]), str(reply["message"])
-        if name in ITERATION or name not in (*dir(builtins), *reply["bases"]):
-            if ends and name == "StopIteration":
-                raise StopIteration
-            raise RuntimeError(f"the program raised {name}: {message}")
-        raise self.kind(name, reply["bases"])(message)
-
-    def called_back(self, request: Json) -> Json:
-        """Call a function of the tests for the program."""
-        try:
-            function = self.callbacks[int(request["callback"])]
-            value = function(*decode(request["arguments"], self.find), **decode(request["keywords"], self.find))
-            return {"value": encode(value, self.keep)}
-        except Exception as error:
-            self.broken |= isinstance(error, AssertionError)
-            self.raised.append(error)
-            names = {"raise": type(error).__name__, "bases": bases(type(error))}
-            return {**names, "message": str(error), "number": len(self.raised) - 1}
-
-    def call(self, number: int, arguments: tuple[Any, ...], keywords: dict[str, Any], ends: bool = False) -> Any:
-        """Call an object of the program. What it does to its arguments is seen only where it returns None.
-
-        A function that works in place returns nothing; of another, a changed argument may be the
-        expected value of the test.
-        """
-        request = {
-            "object": number,
-            "arguments": encode(list(arguments), self.keep),
-            "keywords": encode(keywords, self.keep),
-        }
-        value, after = self.ask(request, ends)
-        if value is None:
-            for mine, theirs in zip(arguments, decode(after, self.find), strict=True):
-                if type(mine) in CHANGEABLE and type(mine) is type(theirs) and mine != theirs:
-                    mine.clear()
-                    (mine.update if isinstance(mine, dict | set) else mine.extend)(theirs)
-        return value
-
-    # --------------------------------------------------------------------------------------- running tests
-
-    def namespace(self, tree: ast.Module) -> dict[str, Any]:
-        """What the tests see: the program's globals, none of which replaces a builtin, a module or a judge."""
-        given = self.receive()["names"].items()
-        values = {
-            name: decode(data, self.find) for name, data in given if name[:2] != "__" and not hasattr(builtins, name)
-        }
-        solution = types.ModuleType(NAME)
-        solution.__dict__.update(values)
+    def namespace(self) -> dict[str, Any]:
+        """The program's globals, none of which replaces a module, a builtin, or a name that judges."""
+        tests = self.tests
         sys.modules["pytest"] = pytest_stub(self.held)
-        sys.modules[NAME] = solution
-        used = {
-            node.value.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if tests.libraries & MODULES.keys():
+            guard_numpy()
+        if "unittest" in tests.libraries:
+            self.prepare_unittest()
+        ours = {name: __import__(MODULES.get(name, name)) for name in tests.modules}
+        ours |= {name: getattr(__import__(LIBRARY[name]), name) for name in tests.library}
+        about = tests.builtins if not tests.free and len(tests.builtins) == 1 else set()
+        given = {
+            name: value
+            for name, value in self.program.names().items()
+            if name[:2] != "__" and name not in ours and (name in about or not hasattr(builtins, name))
         }
-        for name in used & (set(sys.stdlib_module_names) | set(MODULES)):
-            values[name] = __import__(MODULES.get(name, name))
-        for name, module in JUDGES.items():
-            if name in values and type(values[name]) is StandIn:
-                values[name] = getattr(__import__(module), name)
-        return {**values, "__name__": "__main__", "_held": self.held}
+        self.used = bool((tests.free | tests.from_solution) & given.keys())
+        hidden = tests.imported if "*" in tests.from_solution else set()
+        solution = types.ModuleType(MODULE)
+        solution.__dict__.update({name: value for name, value in given.items() if name not in hidden})
+        sys.modules[MODULE] = solution
+        own = {"_held": self.held, "_swallowed": self.swallowed, "_all": self.all, "_made": made}
+        return {**given, **ours, **own, "_FailedAssert": FailedAssert, "__name__": "__main__"}
 
     def held(self) -> None:
         """An assert held."""
         self.reached += 1
 
-    def run(self, tests: str) -> tuple[int, int, int]:
-        """Of the checks passed and present, and statements that failed."""
-        tree = ast.parse(tests)
-        called = {node.func.id for node in _calls(tree) if isinstance(node.func, ast.Name)}
-        namespace = self.namespace(tree)
-        passed = checks = failed = 0
-        try:
-            for check in self.checks(tree, namespace, called):
-                before, self.broken = self.reached, False
-                counts = check()
-                good = not self.broken and counts is not False
-                is_check = counts is not None or self.reached > before
-                checks += is_check
-                passed += is_check and good
-                failed += not good
-        except GoneError:
-            return 0, checks + 1, 1
-        return passed, checks, failed
+    def swallowed(self, expects_success: bool) -> None:
+        """An except clause that hides whatever failed was entered."""
+        self.hidden |= expects_success or isinstance(sys.exc_info()[1], FailedAssert)
 
-    def checks(
-        self, tree: ast.Module, namespace: dict[str, Any], called: set[str]
-    ) -> Iterator[Callable[[], bool | None]]:
-        """One function for each statement and test: True and False for a check, None where it is not one."""
-        if any("unittest" in ast.dump(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)):
-            import unittest
+    def all(self, values: Any) -> bool:
+        """The builtin, which is true of nothing: a program that returns nothing would pass."""
+        some, holds = False, True
+        for value in values:
+            some = True
+            if not value:
+                holds = False
+                break
+        self.alls[some] += 1
+        return holds
 
-            unittest.main = lambda *_, **__: None  # type: ignore[assignment]  # they are run below
-        for statement in tree.body:
-            yield partial(self.execute, statement, namespace)
+    # --------------------------------------------------------------------------------------- finding checks
+
+    def checks(self, namespace: dict[str, Any]) -> Iterator[Check]:
+        """The statements of the tests, then their test functions and classes."""
+        for statement in self.tests.tree.body:
+            yield partial(self.execute, statement, namespace), *self.kind_of(statement)
         for name, value in list(namespace.items()):
-            if isinstance(value, types.FunctionType) and name.startswith("test") and name not in called:
-                yield from (partial(_passes, test) for test in _parametrized(value))
+            if isinstance(value, types.FunctionType) and name.startswith("test") and name not in self.tests.called:
+                for test in _parametrized(value):
+                    yield partial(_passes, test), True, name in self.tests.asserting
             elif isinstance(value, type) and value.__module__ == "__main__":
-                yield from _methods(name, value)
+                for method, run in _methods(name, value):
+                    yield run, True, method in self.tests.asserting
 
-    def execute(self, statement: ast.stmt, namespace: dict[str, Any]) -> bool | None:
-        is_check = isinstance(statement, ast.Assert) or (
-            isinstance(statement, ast.Expr) and bool(list(_calls(statement)))
-        )
-        if isinstance(statement, ast.Try):  # where a failure that is expected is caught
-            is_check = any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(statement))
-        module = ast.fix_missing_locations(ast.Module([_Held().visit(statement)], []))
-        good = _passes(lambda: exec(compile(module, "<tests>", "exec"), namespace))
-        return good if is_check or (not good and isinstance(statement, BLOCKS)) else None if good else False
+    def kind_of(self, statement: ast.stmt) -> tuple[bool, bool]:
+        """Whether a statement counts as a check if it asserts nothing, and whether it must assert something."""
+        asserts = self.tests.asserts(statement)
+        if isinstance(statement, ast.Assert):
+            return True, False
+        if isinstance(statement, ast.Expr):
+            return counts_as_call(statement), asserts
+        if isinstance(statement, ast.Try):  # a failure that is expected may be caught
+            return asserts or any(isinstance(node, ast.Raise) for node in ast.walk(statement)), False
+        return False, asserts and isinstance(statement, LOOPS)
+
+    def execute(self, statement: ast.stmt, namespace: dict[str, Any]) -> bool:
+        module = ast.fix_missing_locations(ast.Module([Instrument(self.tests).visit(statement)], []))
+        return _passes(lambda: exec(compile(module, "<tests>", "exec"), namespace))
+
+    def prepare_unittest(self) -> None:
+        """Asserts of a TestCase are seen, and ``unittest.main()`` does not run what is run here."""
+        import unittest
+
+        unittest.main = lambda *_, **__: None  # type: ignore[assignment]
+        for name in dir(unittest.TestCase):
+            if name.startswith("assert"):
+                setattr(unittest.TestCase, name, self.seen(getattr(unittest.TestCase, name)))
+
+    def seen(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def asserts(*arguments: Any, **keywords: Any) -> Any:
+            result = function(*arguments, **keywords)
+            self.held()
+            return result
+
+        return asserts
 
 
-class _Held(ast.NodeTransformer):
-    """Asserts that hold are counted."""
+def made(kind: Any, *arguments: Any, **keywords: Any) -> Any:
+    """What the program makes of arguments: an object, or for a class under a builtin type the arguments themselves."""
+    value = kind(*arguments, **keywords)
+    if type(value) is not RemoteObject and value != arguments and value not in arguments[:1]:
+        raise TypeError("the program made something else of these arguments")
+    return value
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        held = ast.Expr(ast.Call(ast.Name("_held", ast.Load()), [], []))
-        error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
-        return ast.copy_location(ast.If(node.test, [held], [ast.Raise(error)]), node)
+
+def guard_numpy() -> None:
+    """Comparisons with an array without elements fail unless both have none."""
+    import numpy
+    import numpy.testing
+
+    def guarded(compare: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(compare)
+        def checked(first: Any, second: Any, *arguments: Any, **keywords: Any) -> Any:
+            first, second = numpy.asarray(first), numpy.asarray(second)  # once: the program's objects may change
+            if (first.size == 0) != (second.size == 0):
+                raise AssertionError("only one of two arrays is empty")
+            return compare(first, second, *arguments, **keywords)
+
+        return checked
+
+    for module, names in ((numpy, BROADCASTING), (numpy.testing, BROADCASTING_TESTS)):
+        for name in names:
+            setattr(module, name, guarded(getattr(module, name)))
 
 
 def _passes(test: Callable[[], object]) -> bool:
@@ -286,63 +205,24 @@ def _passes(test: Callable[[], object]) -> bool:
     return True
 
 
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    """Calls that are made when the module runs: not those inside functions."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Call):
-            yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _calls(node)
-
-
-def countable(tests: str) -> bool:
-    """Whether anything in the tests can be counted as a check. Raises SyntaxError."""
-    tree = ast.parse(tests)
-    names = {
-        node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in ast.walk(tree)
-        if hasattr(node, "ctx") and isinstance(node, ast.Attribute | ast.Name)
-    }
-    if any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(name.startswith("assert") for name in names):
-        return True
-    called = [ast.unparse(call.func) for call in _calls(tree)]
-    return "raises" in names or any(name not in NO_CHECKS for name in called)
-
-
-def _methods(name: str, kind: type) -> Iterator[Callable[[], bool]]:
+def _methods(name: str, kind: type) -> Iterator[tuple[str, Callable[[], bool]]]:
     """The tests of a TestCase, or of a class that pytest would collect."""
     unittest = sys.modules.get("unittest")
     tests = [each for each in dir(kind) if each.startswith("test")]
     if unittest is not None and issubclass(kind, unittest.TestCase):
         for each in tests:
-            yield partial(_succeeds, kind(each), unittest.TestResult())
+            yield each, partial(_succeeds, unittest.TestSuite([kind(each)]), unittest.TestResult())
     elif name.startswith("Test"):
         for each in tests:
-            yield from (partial(_passes, test) for test in _parametrized(getattr(kind(), each)))
+            for test in _parametrized(getattr(kind(), each)):
+                yield each, partial(_passes, test)
 
 
-def _succeeds(case: Any, result: Any) -> bool:
-    case.run(result)
-    return bool(result.wasSuccessful())
+def _succeeds(suite: Any, result: Any) -> bool:
+    suite.run(result)
+    return bool(result.wasSuccessful() and not result.skipped)
 
 
 def _parametrized(function: Any) -> list[Callable[[], object]]:
-    """The calls that ``pytest.mark.parametrize`` asks for; one without arguments where it does not."""
+    """The calls that ``pytest.mark.parametrize`` asks for; one without arguments if it asks for none."""
     return [partial(function, **row) for row in getattr(function, "_rows", [{}])]
-
-
-def _imported(data: Json) -> Any:
-    """A module of the standard library or what is in it: ours, whatever the program did to its own."""
-    module = str(data.get("module") or data["from"])
-    if module.partition(".")[0] not in (*sys.stdlib_module_names, "numpy"):
-        return None
-    found = __import__(module, fromlist=["_"])
-    return found if "module" in data else getattr(found, str(data["name"]), None)
-
-
-def judge(job: Json) -> None:
-    """Run the tests and write how many passed."""
-    out = take_stdout()
-    passed, checks, failed = Judge(Link(job["link"])).run(job["tests"])
-    out.write(f"{passed} {checks} {failed}")
-    out.flush()

@@ -1,4 +1,4 @@
-"""What tests use of pytest, which is not in the sandbox. Handed to the judge's process together with it."""
+"""The part of pytest that tests use, since pytest is not in the sandbox. Shipped to the judge's process with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pytest_stub(held: Callable[[], None]) -> types.ModuleType:
-    """A module with raises, approx, mark.parametrize and fail; ``held`` is called where ``raises`` held."""
+    """A module with raises, approx, mark.parametrize and fail; ``held`` is called when ``raises`` held."""
 
     class Raises:
         def __init__(self, kinds: Any, match: str | None = None) -> None:
@@ -72,4 +72,7 @@ def _near(value: Any, expected: Any, rel: float, absolute: float) -> bool:
         return value.keys() == expected.keys() and all(
             _near(value[key], expected[key], rel, absolute) for key in expected
         )
-    return bool(abs(value - expected) <= max(rel * abs(expected), absolute))
+    if value == expected:
+        return True
+    distance, tolerance = abs(value - expected), max(rel * abs(expected), absolute)
+    return bool(distance <= tolerance < float("inf"))  # an infinite value is near nothing else

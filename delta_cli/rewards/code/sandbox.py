@@ -37,6 +37,9 @@ PACKAGES = "/packages"  # where numpy is, which tests and solutions may import b
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
 FIRST_USER = 10**9  # of the range that runs started by root draw their users from
+# The modules of each kind of process, each after those that it imports. The last one's ``main`` is called.
+GUEST = ("wire", "startup", "guest")
+JUDGE = ("wire", "startup", "pytest_stub", "remote", "checks", "judge")
 # What Python is started with: modules, compiled, and then the job come from an open file.
 START = """
 import marshal, sys
@@ -44,13 +47,12 @@ file = open(int(sys.argv[1]), 'rb')
 for name, code in marshal.load(file):
     module = sys.modules[name] = type(sys)(name)
     exec(code, module.__dict__)
-    if hasattr(module, 'main'): main = module.main
-main(file)
+module.main(file)
 """
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What one process of a program may use."""
 
     seconds: int  # CPU time
@@ -73,8 +75,10 @@ class Sandbox:
 
     @property
     def filter(self) -> bytes | None:
-        """The system calls it does not let through, as bubblewrap reads them."""
-        return seccomp_filter(platform.machine()) if self.kind == "bwrap" else None
+        """The filter of system calls; None where there is none."""
+        if sys.platform != "linux":
+            return None
+        return seccomp_filter(platform.machine(), alone=self.kind == "none")
 
     def command(self, scratch: str, filter_fd: int | None = None) -> list[str]:
         """What goes before the Python command. ``filter_fd`` is an open file with the filter."""
@@ -114,8 +118,8 @@ def find_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
 
 def _probe(sandbox: Sandbox) -> str:
     """Why the sandbox does not work here; empty when it does."""
-    with Run(sandbox) as run:
-        process = run.start({"mode": "program", "code": "print('ready')"}, Limits(5), stderr=subprocess.PIPE)
+    with SandboxRun(sandbox) as run:
+        process = run.start({"mode": "program", "code": "print('ready')"}, ProcessLimits(5), stderr=subprocess.PIPE)
         output = run.read(process, time.monotonic() + 10)
         if output == b"ready\n":
             return ""
@@ -125,7 +129,7 @@ def _probe(sandbox: Sandbox) -> str:
     return f"{sandbox.executable} does not work here ({message[-1] if message else 'no output'})"
 
 
-class Run:
+class SandboxRun:
     """Processes of one test run, all of which are gone when the run ends."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -133,7 +137,7 @@ class Run:
         self._stack = ExitStack()
         self._scratch = ""
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> SandboxRun:
         self._stack.__enter__()
         if self.sandbox.kind != "bwrap":  # which makes its own, in memory
             self._scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-code-"))
@@ -145,17 +149,25 @@ class Run:
     def start(
         self,
         job: dict[str, Any],
-        limits: Limits,
+        limits: ProcessLimits,
         stdin: str = "",
         fds: tuple[int, ...] = (),
         stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         """Start ``guest.py`` on a job. The job and the input are open files without a name."""
         user = FIRST_USER + secrets.randbelow(10**9) if self.sandbox.kind == "bwrap" and _is_root() else None
-        job = {**job, "limits": asdict(limits), "user": user, "packages": self.sandbox.packages}
-        task = _file(_inside(job["mode"] == "judge") + marshal.dumps(job))
+        confined = self.sandbox.kind == "bwrap"  # which sets the filter itself, and ends the program with its parent
+        job = {
+            **job,
+            "limits": asdict(limits),
+            "user": user,
+            "packages": self.sandbox.packages,
+            "filter": None if confined else self.sandbox.filter,
+            "parent": os.getpid(),
+        }
+        task = _file(_modules(JUDGE if job["mode"] == "judge" else GUEST) + marshal.dumps(job))
         source = _file(stdin.encode(errors="surrogatepass"))
-        calls = None if self.sandbox.filter is None else _file(self.sandbox.filter)
+        calls = _file(self.sandbox.filter) if confined and self.sandbox.filter is not None else None
         with task, source, calls or nullcontext():
             if calls is not None:
                 fds = (*fds, calls.fileno())
@@ -227,10 +239,10 @@ def _python() -> list[str]:
 
 
 @functools.cache
-def _inside(judging: bool) -> bytes:
-    """The modules that run inside, compiled, with their names."""
+def _modules(names: tuple[str, ...]) -> bytes:
+    """Modules to run inside, compiled, with their names."""
     modules = []
-    for name in ("guest", "pytest_stub", "judge")[: 3 if judging else 1]:
+    for name in names:
         source = files("delta_cli.rewards.code").joinpath(f"{name}.py").read_text(encoding="utf-8")
         modules.append((f"delta_cli.rewards.code.{name}", compile(source, f"<{name}>", "exec")))
     return marshal.dumps(modules)

@@ -2,8 +2,8 @@
 
 RLIMIT_AS bounds what one process maps. What it does not count is closed here: shared memory, message
 queues and anonymous files outside any address space, and further processes with an address space of
-their own. So are namespaces inside the sandbox, and calls of the kernel's that no program of a
-response needs and that holes were found in.
+their own. Namespaces inside the sandbox are closed too, and so are system calls that no response
+needs and in which kernels had holes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,22 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "init_module": (175, 105), "finit_module": (313, 273), "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265), "personality": (135, 92),
 }  # fmt: skip
+# Without bubblewrap there are no namespaces: signals to other processes, sockets, and prctl, which would undo that the
+# program ends with its parent, are refused as well.
+DENIED_ALONE: dict[str, tuple[int | None, int | None]] = {
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "socket": (41, 198), "prctl": (157, 167),
+}  # fmt: skip
 CLONE = (56, 220)
 CLONE3 = 435  # on both; its flags are out of a filter's sight, and the C library falls back to clone
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, the kernel's name
 
 
-def seccomp_filter(machine: str) -> bytes | None:
-    """The filter as bubblewrap reads it, for ``platform.machine()``; None where the numbers are not known."""
+def seccomp_filter(machine: str, alone: bool = False) -> bytes | None:
+    """The filter as the kernel reads it, for ``platform.machine()``; None if the numbers are not known.
+
+    ``alone`` is for a program without any other sandbox.
+    """
     if machine not in MACHINES:
         return None
     column, architecture = MACHINES[machine]
@@ -48,7 +57,7 @@ def seccomp_filter(machine: str) -> bytes | None:
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if machine == "x86_64":
         program += [(AT_LEAST, 0, 1, X32), absent]
-    for numbers in DENIED.values():
+    for numbers in (DENIED | (DENIED_ALONE if alone else {})).values():
         number = numbers[column]
         if number is not None:
             program += [(EQUAL, 0, 1, number), refuse]

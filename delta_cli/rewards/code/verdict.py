@@ -10,13 +10,13 @@ import time
 from typing import Any, Literal
 
 from delta_cli.errors import UserError
-from delta_cli.rewards.code.guest import decode, refuse
-from delta_cli.rewards.code.judge import countable
-from delta_cli.rewards.code.sandbox import Limits, Run, Sandbox, ended_well, find_sandbox
+from delta_cli.rewards.code.checks import countable
+from delta_cli.rewards.code.sandbox import ProcessLimits, Sandbox, SandboxRun, ended_well, find_sandbox
 
-Tests = dict[str, Any]
+CodeTests = dict[str, Any]  # the tests of one problem, as docs/code_reward.md describes them
 LANGUAGES = ("", "python", "python3", "py")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)")
+RESULT = re.compile(rb"(\d{1,9}) (\d{1,9}) (\d{1,9})")  # checks that passed, all checks, failures
 KEYS = {"asserts": ("code",), "stdio": ("cases",), "calls": ("entry_point", "cases")}
 CASE_FORMS: dict[str, type] = {"input": str, "output": str, "args": list}
 CASE_KEYS = {"stdio": ("input", "output"), "calls": ("args", "expected")}
@@ -24,7 +24,7 @@ CASE_KEYS = {"stdio": ("input", "output"), "calls": ("args", "expected")}
 
 def code_reward(
     response: str,
-    tests: Tests,
+    tests: CodeTests,
     *,
     mode: Literal["all", "share"] = "all",
     seconds: float = 6.0,
@@ -35,8 +35,8 @@ def code_reward(
     ``tests`` is ``{"type": "asserts", "code": …}``, ``{"type": "stdio", "cases": [{"input", "output"}]}``
     or ``{"type": "calls", "entry_point": …, "cases": [{"args", "expected"}]}``. The reward is 1.0 when
     all pass, else 0.0, or with ``mode="share"`` the share that passed. ``seconds`` bounds the
-    wall-clock time of all tests together. Raises UserError where the tests are malformed or the
-    machine has no sandbox.
+    wall-clock time of all tests together. Raises UserError if the tests are malformed or the machine
+    has no sandbox.
     """
     check_tests(tests)
     sandbox = find_sandbox(allow_unsandboxed)
@@ -44,7 +44,7 @@ def code_reward(
     if not blocks:
         return 0.0
     deadline = time.monotonic() + seconds
-    limits = Limits(seconds=math.ceil(seconds))
+    limits = ProcessLimits(seconds=math.ceil(seconds))
     if tests["type"] == "asserts":
         passed, total = _asserts(blocks[-1], tests["code"], sandbox, limits, deadline)
     elif tests["type"] == "stdio":
@@ -73,7 +73,7 @@ def code_blocks(response: str) -> list[str]:
     return [] if fence else blocks
 
 
-def check_tests(tests: Tests) -> None:
+def check_tests(tests: CodeTests) -> None:
     """Raise UserError with one line unless the tests have one of the three forms."""
     kind = tests.get("type") if isinstance(tests, dict) else None
     if not isinstance(kind, str) or kind not in KEYS:
@@ -105,29 +105,30 @@ def _check_code(code: Any) -> None:
         )
 
 
-def _asserts(code: str, tests: str, sandbox: Sandbox, limits: Limits, deadline: float) -> tuple[int, int]:
+def _asserts(code: str, tests: str, sandbox: Sandbox, limits: ProcessLimits, deadline: float) -> tuple[int, int]:
     """The program in one sandbox, the asserts in another."""
     ours, theirs = socket.socketpair()
-    with Run(sandbox) as run:
+    with SandboxRun(sandbox) as run:
         with ours, theirs:
             run.start({"mode": "serve", "code": code, "link": theirs.fileno()}, limits, fds=(theirs.fileno(),))
             judge = {"mode": "judge", "tests": tests, "link": ours.fileno()}
             process = run.start(judge, limits, fds=(ours.fileno(),))
         output = run.read(process, deadline)
-    if not output:
+    counts = RESULT.fullmatch(output or b"")
+    if counts is None:
         return 0, 1
-    passed, checks, failed = map(int, output.split())
+    passed, checks, failed = map(int, counts.groups())
     total = max(checks, 1)
     return min(passed, total - bool(failed)), total
 
 
 def _stdio(
-    code: str, cases: list[dict[str, str]], sandbox: Sandbox, limits: Limits, deadline: float, stop_early: bool
+    code: str, cases: list[dict[str, str]], sandbox: Sandbox, limits: ProcessLimits, deadline: float, stop_early: bool
 ) -> tuple[int, int]:
     """Each case in a sandbox of its own; the outputs are compared out here."""
     passed = 0
     for case in cases:
-        with Run(sandbox) as run:
+        with SandboxRun(sandbox) as run:
             process = run.start({"mode": "program", "code": code}, limits, stdin=case["input"])
             output = run.read(process, deadline)
             completed = output is not None and ended_well(process, deadline)
@@ -144,15 +145,15 @@ def _same_output(output: str, expected: str) -> bool:
     return first == second
 
 
-def _calls(code: str, tests: Tests, sandbox: Sandbox, limits: Limits, deadline: float) -> tuple[int, int]:
-    """All calls in one sandbox; the results come out as plain data and are compared out here."""
+def _calls(code: str, tests: CodeTests, sandbox: Sandbox, limits: ProcessLimits, deadline: float) -> tuple[int, int]:
+    """All calls in one sandbox; the results come out as JSON and are compared out here."""
     job = {
         "mode": "calls",
         "code": code,
         "entry_point": tests["entry_point"],
         "arguments": [case["args"] for case in tests["cases"]],
     }
-    with Run(sandbox) as run:
+    with SandboxRun(sandbox) as run:
         output = run.read(run.start(job, limits), deadline) or b""
     passed = 0
     for line, case in zip(output.splitlines(), tests["cases"], strict=False):
@@ -161,30 +162,34 @@ def _calls(code: str, tests: Tests, sandbox: Sandbox, limits: Limits, deadline: 
 
 
 def _returned(line: bytes, expected: Any) -> bool:
+    """Whether a line of the program's process holds the value that is expected. Nothing but JSON is read."""
     try:
         result = json.loads(line)
-        return "value" in result and _same_value(decode(result["value"], refuse), expected)
-    except (ValueError, TypeError, RecursionError, AttributeError):
+        return isinstance(result, dict) and "value" in result and _same_value(result["value"], expected)
+    except (ValueError, RecursionError):
         return False  # the program wrote into the results; it cannot know what is expected
+
+
+def _same_value(value: Any, expected: Any) -> bool:
+    """Equality of plain data as JSON shows it: tuples are lists, keys are text.
+
+    If a float is expected, a number may differ from it by 1e-9 of its size; an integer has no tolerance.
+    """
+    if isinstance(expected, list | tuple):
+        return isinstance(value, list) and len(value) == len(expected) and all(map(_same_value, value, expected))
+    if isinstance(expected, dict):
+        wanted = {str(key): item for key, item in expected.items()}
+        same_keys = isinstance(value, dict) and value.keys() == wanted.keys()
+        return same_keys and all(_same_value(value[key], wanted[key]) for key in wanted)
+    if isinstance(value, int | float) and isinstance(expected, int | float):
+        if isinstance(value, bool) != isinstance(expected, bool):
+            return False
+        return value == expected or (isinstance(expected, float) and _is_close(value, expected))
+    return type(value) is type(expected) and bool(value == expected)
 
 
 def _is_close(value: float, expected: float) -> bool:
     try:
         return math.isclose(value, expected)
     except OverflowError:  # an integer beyond every float
-        return value == expected
-
-
-def _same_value(value: Any, expected: Any) -> bool:
-    """Equality of plain data as JSON tells it: tuples are lists, keys are strings, floats to 1e-9."""
-    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
-        return len(value) == len(expected) and all(map(_same_value, value, expected))
-    if isinstance(value, dict) and isinstance(expected, dict):
-        values = {str(key): item for key, item in value.items()}
-        wanted = {str(key): item for key, item in expected.items()}
-        return values.keys() == wanted.keys() and all(_same_value(values[key], wanted[key]) for key in wanted)
-    if isinstance(value, bool) != isinstance(expected, bool):
         return False
-    if isinstance(value, float) or isinstance(expected, float):
-        return isinstance(value, int | float) and isinstance(expected, int | float) and _is_close(value, expected)
-    return type(value) is type(expected) and bool(value == expected)
