@@ -114,7 +114,7 @@ def test_a_pattern_that_backtracks_for_ever_meets_its_limit_and_the_others_count
     terms = [term("math", verifies=True), term("format", pattern=r"(.+)+!", timeout=1.5)]
     started = time.monotonic()
     with WeightedReward(terms) as reward:
-        verdict = graded(reward, r"\boxed{5}" + "x" * 64)
+        verdict = graded(reward, r"\boxed{5} " + "x" * 64)
     assert verdict == Verdict(1.0, True, "format: timeout", {"math": 1.0, "format": 0.0})
     assert time.monotonic() - started < 30
 
