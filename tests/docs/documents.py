@@ -14,15 +14,14 @@ import io
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delta_cli import cli
+from tests.command import delta
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -122,21 +121,9 @@ def _shell(command: str) -> tuple[int, str]:
 
 
 def _delta(command: str) -> tuple[int, str]:
-    """``delta`` in this process, which imports a framework once for all commands; exit code and output."""
+    """``delta`` in this process; exit code and output."""
     arguments, _, target = command.partition(" > ")
-    before, argv = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}, sys.argv
-    out = io.StringIO()
-    code: Any = 0
-    try:
-        sys.argv = shlex.split(arguments)
-        with redirect_stdout(out), redirect_stderr(out):
-            cli.main()
-    except SystemExit as ended:
-        code = ended.code or 0
-    finally:
-        sys.argv = argv
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    said = delta(*shlex.split(arguments)[1:], merged=True)
     if target:
-        Path(target).write_text(out.getvalue(), encoding="utf-8")
-    return int(code), "" if target else out.getvalue()
+        Path(target).write_text(said.out, encoding="utf-8")
+    return said.code, "" if target else said.out

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from backends.launch import torch_ranks
 from delta_cli.runs.folder import RunFolder, read_lines
+from tests.command import Said, delta
 from tests.harness import SHORT, assert_same, lines
 
 ROOT = Path(__file__).parents[2]
@@ -25,19 +26,30 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 KEYS = SHORT | {"run.steps": 4, "checkpoint.every": 1, "update.epsilon": 0.01, "evaluation.every": 2}
 
 
-def command(model: Path, folder: Path, processes: int, *more: str, **keys: Any) -> list[str]:
+def arguments_of(model: Path, folder: Path, processes: int, backend: str = "cpu", **keys: Any) -> list[str]:
+    """Of ``delta``, for KEYS with ``section__key`` changes."""
     changes = KEYS | {"model.path": str(model)} | {name.replace("__", "."): value for name, value in keys.items()}
     sets = [part for name, value in changes.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-    arguments = ["train", "--backend", "cpu", "--run-dir", str(folder), "--processes", str(processes), "--quiet"]
-    return [sys.executable, "-m", "delta_cli", *arguments, *sets, *more]
+    return ["train", "--backend", backend, "--run-dir", str(folder), "--processes", str(processes), "--quiet", *sets]
 
 
-def run(*arguments: Any, **keys: Any) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command(*arguments, **keys), env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+def command(*arguments: Any, **keys: Any) -> list[str]:
+    return [sys.executable, "-m", "delta_cli", *arguments_of(*arguments, **keys)]
+
+
+def started(*arguments: Any, **keys: Any) -> Said:
+    """In a process of its own, as the launcher of several has to be."""
+    line = command(*arguments, **keys)
+    done = subprocess.run(line, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def run(model: Path, folder: Path, processes: int, **keys: Any) -> Said:
+    """Train to the end; one process is this one."""
+    arguments = (model, folder, processes)
+    said = delta(*arguments_of(*arguments, **keys)) if processes == 1 else started(*arguments, **keys)
+    assert said.code == 0, said.err[-3000:]
+    return said
 
 
 def resume(folder: Path, processes: int) -> None:
@@ -67,8 +79,7 @@ def assert_close(folder: Path, expected: Path) -> None:
 
 def assert_exported(folder: Path, out: Path) -> None:
     """One process makes the model of several ranks' last checkpoint: the one they wrote together at the end."""
-    arguments = ["export", str(folder), str(out), "--backend", "cpu", "--checkpoint", "last"]
-    subprocess.run([sys.executable, "-m", "delta_cli", *arguments], env=ENVIRONMENT, cwd=ROOT, check=True, timeout=120)
+    assert delta("export", folder, out, "--backend", "cpu", "--checkpoint", "last").code == 0
     found, expected = (load_file(each / "model.safetensors") for each in (out, RunFolder(folder).model))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
@@ -82,13 +93,12 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("processes", "sharding"), [(2, "none"), (3, "full")])
+@pytest.mark.parametrize(("processes", "sharding"), [(2, "none"), pytest.param(3, "full", marks=pytest.mark.long)])
 def test_any_number_of_processes_gives_one_result(
     processes: int, sharding: str, model: Path, alone: Path, tmp_path: Path
 ) -> None:
     done = run(model, tmp_path / "run", processes, parallel__sharding=sharding)
-    assert done.stdout == done.stderr == ""
+    assert done.out == done.err == ""
     assert_close(tmp_path / "run", alone)
     for record in read_lines(tmp_path / "run" / "metrics.jsonl"):
         assert record["processes"] == processes
@@ -114,28 +124,35 @@ def until(condition: Any, seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    run(model, folder, 2, parallel__sharding="optimizer")
+    return folder
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_run_goes_on_as_if_nothing_had_happened(how: str, model: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_as_if_nothing_had_happened(how: str, straight: Path, model: Path, tmp_path: Path) -> None:
     """Stopped by a signal to the command, or one rank killed: on as many processes the same bits, on others the same
     numbers."""
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
-    run(model, straight, 2, parallel__sharding="optimizer")
-    started = subprocess.Popen(
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
         command(model, broken, 2, parallel__sharding="optimizer"), env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE
     )
     until((broken / "checkpoints" / "step-000001").exists)
     if how == "stopped":
-        started.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         code = 130
     else:
-        children = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True, check=True)
+        children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
         os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
         code = 137
     began = time.monotonic()
-    _, errors = started.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert time.monotonic() - began < 10 if how == "killed" else True
-    assert started.returncode == code, errors
+    assert process.returncode == code, errors
     text = errors.decode()
     said = r"stopped after step \d" if how == "stopped" else r"delta: rank \d was ended by SIGKILL"
     assert re.search(said, text)
@@ -167,7 +184,7 @@ main()
 @pytest.mark.long
 @pytest.mark.parametrize("error", ['BackendError("the card is on fire; put it out")', 'KeyError("a mistake")'])
 def test_one_rank_reports_for_all_and_none_is_left_waiting(error: str, model: Path, tmp_path: Path) -> None:
-    arguments = command(model, tmp_path / "run", 1)[3:]
+    arguments = arguments_of(model, tmp_path / "run", 1)
     began = time.monotonic()
     ranks = [
         subprocess.Popen(
@@ -191,9 +208,7 @@ def test_one_rank_reports_for_all_and_none_is_left_waiting(error: str, model: Pa
 
 
 def test_the_fake_backend_is_one_process(model: Path, tmp_path: Path) -> None:
-    arguments = command(model, tmp_path / "run", 2)
-    arguments[arguments.index("cpu")] = "fake"
-    done = subprocess.run(arguments, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "trains in one process" in done.stderr
+    refused = started(model, tmp_path / "run", 2, backend="fake")
+    assert refused.code == 2
+    assert refused.err.count("\n") == 1
+    assert "trains in one process" in refused.err

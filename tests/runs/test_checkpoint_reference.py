@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from delta_cli import cli
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationResult
 from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint_reference import find_checkpoint
+from tests.command import delta
 from tests.harness import make_recipe, train, write_model
 
 STEPS = 5
@@ -41,15 +40,6 @@ def best_step(run: Path) -> int:
     """The first with the best, of the metrics as they were written; never the last here, where no answer is right."""
     rewards = [json.loads(line)["accuracy"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     return int(np.argmax(rewards)) + 1
-
-
-def delta(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["delta", *arguments])
-    try:
-        cli.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def test_the_exported_model_is_measured_where_it_holds_the_step(run: Path) -> None:
@@ -119,31 +109,29 @@ def test_a_model_has_no_checkpoints() -> None:
         find_checkpoint("tiny-base", "best")
 
 
-def test_an_export_holds_the_weights_of_its_step(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_holds_the_weights_of_its_step(run: Path, tmp_path: Path) -> None:
     """The last step's export equals the model that training exported; another step's does not."""
     shutil.copytree(run / "model", tmp_path / "trained")
     shutil.rmtree(run / "model")
     trained = load_file(tmp_path / "trained" / "model.safetensors")
     for which, step in (("last", STEPS), ("2", 2), ("best", best_step(run))):
         out = tmp_path / f"out-{which}"
-        assert delta(monkeypatch, "export", str(run), str(out), "--checkpoint", which, "--backend", "fake") == 0
+        said = delta("export", run, out, "--checkpoint", which, "--backend", "fake")
+        assert said.code == 0
+        assert f"after step {step} of {run}" in said.out
         assert json.loads((out / "delta.json").read_text())["step"] == step
         weights = load_file(out / "model.safetensors")
         assert weights.keys() == trained.keys()
         assert all(np.array_equal(weights[name], trained[name]) for name in weights) == (step == STEPS)
-    assert f"after step 2 of {run}" in capsys.readouterr().out
-    assert delta(monkeypatch, "export", str(run), str(out), "--backend", "fake") == 2
-    assert delta(monkeypatch, "export", str(tmp_path), str(tmp_path / "new"), "--backend", "fake") == 2
+    assert delta("export", run, out, "--backend", "fake").code == 2
+    assert delta("export", tmp_path, tmp_path / "new", "--backend", "fake").code == 2
 
 
-def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(run: Path) -> None:
     def evaluate(*options: str) -> EvaluationResult:
-        assert delta(monkeypatch, "eval", str(run), "--backend", "fake", "--quiet", "--json", *options) == 0
-        return EvaluationResult.model_validate_json(capsys.readouterr().out)
+        said = delta("eval", run, "--backend", "fake", "--quiet", "--json", *options)
+        assert said.code == 0
+        return EvaluationResult.model_validate_json(said.out)
 
     whole = evaluate()
     assert (whole.step, whole.limit, whole.model, whole.format) == (STEPS, None, str(run), 2)
@@ -162,15 +150,15 @@ def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(
     }
     assert evaluate("--seed", "7") == seeded  # once more finds its folder
     assert len(list(folder.iterdir())) == 4
-    out = ("--out", str(folder / "held_out-step2"))
-    assert delta(monkeypatch, "eval", str(run), "--backend", "fake", "--quiet", *out) == 2
-    assert "holds the evaluation of something else" in capsys.readouterr().err
+    refused = delta("eval", run, "--backend", "fake", "--quiet", "--out", folder / "held_out-step2")
+    assert refused.code == 2
+    assert "holds the evaluation of something else" in refused.err
 
 
-def test_the_checkpoint_is_what_answers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_is_what_answers(run: Path) -> None:
     """Responses of an early step are longer than those of the last: the task rewards short ones."""
     for step in (1, STEPS):
         options = ["--checkpoint", str(step), "--samples", "8", "--backend", "fake", "--quiet"]
-        assert delta(monkeypatch, "eval", str(run), *options) == 0
+        assert delta("eval", run, *options).code == 0
     early, late = (EvaluationResult.read(run / "evaluations" / f"held_out-step{step}") for step in (1, STEPS))
     assert early.average.mean_length > late.average.mean_length + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,10 @@ import pytest
 
 from backends import registry
 from backends.interface import BackendError
-from delta_cli import cli
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.training import parity
+from tests.command import delta
 from tests.harness import make_recipe, train
 
 
@@ -120,14 +119,8 @@ def test_a_file_that_is_no_batch_is_one_line(content: bytes, tmp_path: Path) -> 
     assert "\n" not in str(error.value)
 
 
-def test_the_command_says_ok_with_0_and_too_large_with_1(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_ok_with_0_and_too_large_with_1(run: Path) -> None:
     for tolerance, code in (("1e-5", 0), ("0", 0), ("-1", 1)):
-        monkeypatch.setattr(
-            sys, "argv", ["delta", "parity", str(run), "--backends", "fake,fake", "--tolerance", tolerance]
-        )
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == code
-        assert ("TOO LARGE" in capsys.readouterr().out) == bool(code)
+        said = delta("parity", run, "--backends", "fake,fake", "--tolerance", tolerance)
+        assert said.code == code
+        assert ("TOO LARGE" in said.out) == bool(code)
