@@ -330,6 +330,12 @@ class Learner(Protocol):
         process. Where it is not finite, nothing is updated.
         """
 
+    def sample_weights(self) -> Floats:
+        """A few values of every trained weight, float32 [n]: the same on every process, or the weights have drifted.
+
+        Empty if each process holds only its own part of the weights.
+        """
+
     def save(self, folder: Path) -> None:
         """Write what this process holds of the trainable weights and the optimizer's state into an existing folder."""
 

@@ -224,6 +224,9 @@ class FakeEngine(LocalEngine):
     def _state(self) -> dict[str, NumpyWeights]:
         return {"weight": self.model.weights, "mean": self.optimizer.mean, "square": self.optimizer.square}
 
+    def sample_weights(self) -> Floats:
+        return np.concatenate([weight.ravel()[:16] for weight in self.model.weights.values()]).astype(np.float32)
+
     def save(self, folder: Path) -> None:
         state = {f"{kind}.{name}": array for kind, part in self._state().items() for name, array in part.items()}
         save_file(state | {"steps": np.array([self.optimizer.steps])}, folder / STATE)

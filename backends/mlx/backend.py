@@ -219,6 +219,11 @@ class MlxEngine(LocalEngine):
         mx.clear_cache()
         return norm
 
+    def sample_weights(self) -> Floats:
+        """A few values of every master weight, float32 [n]."""
+        parts = [weight.reshape(-1)[:16].astype(mx.float32) for weight in self.optimizer.weights.values()]
+        return np.array(mx.concatenate(parts)) if parts else np.zeros(0, np.float32)
+
     def save(self, folder: Path) -> None:
         """Write master weights (or adapters), moments and step count."""
         self.optimizer.save(folder)

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from backends.collective import SOLO
@@ -31,6 +31,7 @@ class State:
     step: int  # steps done
     draws: int  # batches of prompts used
     data: str = ""  # digest of the training problems
+    inputs: dict[str, str] = field(default_factory=dict)  # fingerprint of data, model and program
     best: float | None = None  # best value so far of the metric checkpoint.keep_best
     best_step: int | None = None  # its step
 

@@ -28,6 +28,7 @@ from delta_cli.rewards.verifiers import check_answers
 from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 from delta_cli.rollout.open_sampler import open_sampler
 from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.fingerprint import check_ranks, fingerprint
 from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder
 from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.trainer import Trainer
@@ -56,6 +57,9 @@ def open_trainer(
         data.problems[0], recipe.data.prompt_template, tokenizer
     )  # a template that cannot be rendered fails here
     check_context(recipe, data, tokenizer)
+    inputs = fingerprint(recipe, data.problems, data.held_out)
+    check_ranks(ranks, inputs)
+    check_parallel(recipe, ranks)
     with ExitStack() as stack:
         grader = stack.enter_context(make_grader(recipe))
         check_functions(grader, data.problems[0])
@@ -80,6 +84,7 @@ def open_trainer(
             folder,
             observer,
             stop_asked,
+            inputs,
         )
 
 
@@ -128,6 +133,21 @@ def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> Non
             f"rollout.max_tokens = {limits.max_tokens}: the model reads {context} tokens, and the longest prompt has "
             f"{longest} of them; set it to at most {max(context - longest, 1)}, or lower rollout.max_prompt_tokens"
         )
+
+
+def check_parallel(recipe: Recipe, ranks: Collective) -> None:
+    """Raise UserError for a method whose result depends on the number of processes."""
+    if ranks.size > 1 and recipe.method.resolve().aggregation == "micro_batch_mean":
+        raise UserError(
+            f'method.aggregation = "micro_batch_mean" depends on which responses share a micro-batch, so {ranks.size} '
+            'processes give another result than one; choose "token_mean", or set parallel.processes = 1'
+        )
+
+
+def template_of(recipe: Recipe) -> str:
+    """The recipe's prompt template, or the default of its data source."""
+    usual = {SOURCE: "chat", word_problems.SOURCE: "two_shot"}
+    return recipe.data.template or usual.get(recipe.data.source, "paper")
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from backends.collective import any_of, from_first
-from backends.interface import Learner, PublishedWeights
+from backends.interface import BackendError, Learner, PublishedWeights
 from delta_cli.credit import TokenCoefficients
 from delta_cli.data.problem import Problem
 from delta_cli.errors import Interrupted, StopRequested, UserError
@@ -24,6 +23,7 @@ from delta_cli.rollout.collect import BatchCollector
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.checkpoint import State
+from delta_cli.runs.fingerprint import Fingerprint, changes, problems_digest
 from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing_steps, read_lines, writing
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.runs.phases import PhaseClock
@@ -48,6 +48,7 @@ class Trainer:
     folder: RunFolder
     observer: Observer
     stop_asked: Callable[[], bool] = lambda: False
+    inputs: Fingerprint = field(default_factory=dict)
     state: State = field(default_factory=lambda: State(0, 0))
     clock: PhaseClock = field(default_factory=PhaseClock)
 
@@ -71,7 +72,7 @@ class Trainer:
         self._published = self.learner.version
         if self.ranks.size == 1:  # with several ranks, the others would wait forever inside a forward pass
             self.learner.interrupt = self._interrupt_forward
-        self.state = replace(self.state, data=_digest(self.problems))
+        self.state = replace(self.state, data=problems_digest(self.problems), inputs=self.inputs)
 
     def run(self, resume: bool = False) -> None:
         """Train until the recipe's last step, then export the model.
@@ -246,6 +247,7 @@ class Trainer:
     def _save(self, record: JsonObject | None = None) -> None:
         """Save a checkpoint, then delete older ones."""
         settings, root = self.recipe.checkpoint, self.folder.checkpoints
+        self._check_drift()
         with self.clock.phase("save"):
             self.observer.phase("save")
             if record and settings.keep_best and self._is_best(record):
@@ -255,6 +257,16 @@ class Trainer:
             if self.ranks.rank == 0:
                 checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
             self._saved = self.state.step
+
+    def _check_drift(self) -> None:
+        """Raise BackendError if a rank's weights differ from rank 0's, so that no checkpoint of them is saved."""
+        samples = self.ranks.gather(self.learner.sample_weights().tobytes()) if self.ranks.size > 1 else []
+        drifted = [rank for rank, sample in enumerate(samples) if sample != samples[0]]
+        if drifted:
+            raise BackendError(
+                f"the weights of rank {drifted[0]} differ from those of rank 0 at step {self.state.step}; a GPU or its "
+                "memory may be faulty. Resume from the last checkpoint, and check that machine"
+            )
 
     def _restore(self) -> int | None:
         """Load the newest intact checkpoint and return its step; None if the run has not saved one yet."""
@@ -271,13 +283,16 @@ class Trainer:
                 f"{found}: the problems of {self.recipe.data.source} are not the ones this run started with; restore "
                 "the data, or start a new run"
             )
+        if changed := changes(state.inputs, self.inputs):
+            text = f"since the last checkpoint these changed: {', '.join(changed)}; the run may not continue exactly"
+            self.observer.notice(Notice("inputs_changed", text))
         if state.step > self.recipe.run.steps:
             raise UserError(
                 f"{found}: the run already has {state.step} steps, more than run.steps = {self.recipe.run.steps}; "
                 f"choose at least {state.step}, or start a new run"
             )
         self.learner.load(found)
-        self.state, self._saved = state, state.step
+        self.state, self._saved = replace(state, inputs=self.inputs), state.step
         return state.step
 
     def _find(self) -> tuple[Path | None, list[str]]:
@@ -341,11 +356,3 @@ def _examples(batch: RolloutBatch) -> list[Example]:
         )
         for row in np.concatenate(rows)
     ]
-
-
-def _digest(problems: Sequence[Problem]) -> str:
-    """A digest of the problems in order, to recognise them on resume."""
-    found = hashlib.sha256()
-    for problem in problems:
-        found.update(repr((problem.id, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
