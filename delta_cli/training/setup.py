@@ -144,12 +144,6 @@ def check_parallel(recipe: Recipe, ranks: Collective) -> None:
         )
 
 
-def template_of(recipe: Recipe) -> str:
-    """The recipe's prompt template, or the default of its data source."""
-    usual = {SOURCE: "chat", word_problems.SOURCE: "two_shot"}
-    return recipe.data.template or usual.get(recipe.data.source, "paper")
-
-
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
     """The recipe's problems; raises UserError if there are none, or the reward cannot use their answers."""
     loaded = load_problems(
