@@ -99,7 +99,9 @@ def anchors(document: Path) -> set[str]:
 def test_every_document_is_in_the_index_and_on_the_site() -> None:
     """Once each, in the same groups and the same order."""
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    groups = {part.partition("\n")[0]: re.findall(r"^\| \[(\S+)\]\(", part, re.M) for part in text.split("\n## ")[1:]}
+    groups = {
+        part.partition("\n")[0]: re.findall(r"^\| \[[^\]]+\]\((\S+)\)", part, re.M) for part in text.split("\n## ")[1:]
+    }
     index = {name: [os.path.normpath(f"docs/{page}") for page in pages] for name, pages in groups.items() if pages}
     site = re.findall(r"^ +- (\w+):(.*?)(?=^ +- \w+:|\Z)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M | re.S)
     navigation = {name: re.findall(r"[\w/]+\.md", pages) for name, pages in site}
