@@ -15,8 +15,8 @@ from backends import registry
 from backends.interface import BackendError, Sequences
 from backends.settings import BackendSettings, Lora
 from delta_cli.assets.random_model import write_qwen3
-from tests.conformance.conftest import write_model
 from tests.conformance.objectives import Linear
+from tests.conformance.tiny_model import write_model
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 

@@ -1,4 +1,4 @@
-"""The backends under test, the tiny Qwen3 folder they all load, and a batch full of edge cases."""
+"""The backends under test, and the model and the batches that they all get."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from backends import registry
 from backends.interface import BackendError, Engine, Sequences
 from backends.settings import BackendSettings, Optimizer
-from delta_cli.assets.random_model import write_qwen3
 
 from .oracle import Oracle
-
-VOCAB, EOS = 23, 0
-TOKENIZER_SIZE = 20  # ids 20, 21 and 22 are in the model and not in the tokenizer
+from .tiny_model import make_sequences, write_model
 
 
 @dataclass(frozen=True)
@@ -62,27 +56,6 @@ def installed(name: str) -> str:
 @pytest.fixture
 def tolerance(name: str) -> Tolerance:
     return TOLERANCES[name]
-
-
-def write_model(folder: Path, tie: bool) -> Path:
-    write_qwen3(
-        folder,
-        vocab_size=VOCAB,
-        hidden=16,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=8,
-        intermediate=24,
-        tie=tie,
-        eos_id=EOS,
-        scale=0.3,
-    )
-    tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(TOKENIZER_SIZE)}, unk_token="t1"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "pad_token": "t0"}'
-    (folder / "tokenizer_config.json").write_text(config)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -136,31 +109,6 @@ def backend(installed: str, folder: Path) -> Iterator[Engine]:
     backend = registry.create(installed, BackendSettings.of(str(folder)))
     yield backend
     backend.close()
-
-
-def make_sequences(seed: int = 0, temperature: float = 1.0) -> Sequences:
-    """Six responses with what goes wrong in practice.
-
-    Prompts of mixed length, one of a single token, one shared by two responses, one with the
-    end-of-sequence token (which is also the padding token) inside; a response without tokens in the
-    middle, one of a single token, one that ends with the end-of-sequence token, others cut before it;
-    ids that the tokenizer does not know.
-    """
-    rng = np.random.default_rng(seed)
-
-    def ids(count: int) -> np.ndarray:
-        return rng.integers(1, VOCAB, size=count, dtype=np.int64)
-
-    shared = ids(5)
-    prompts = (ids(3), ids(1), shared, shared, np.array([4, EOS, 7, EOS], dtype=np.int64), ids(8))
-    end = np.array([EOS], dtype=np.int64)
-    responses = [ids(4), np.concatenate([ids(5), end]), ids(0), end, np.concatenate([[22, 20], ids(6)]), ids(5)]
-    return Sequences(
-        prompts=prompts,
-        tokens=np.concatenate(responses),
-        starts=np.concatenate([[0], np.cumsum([len(part) for part in responses])]).astype(np.int64),
-        temperature=temperature,
-    )
 
 
 @pytest.fixture(params=[1.0, 0.7], ids=["T1", "T0.7"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from safetensors.numpy import load_file
 
 from backends.interface import Engine, Floats, Ids, Sequences, token_index
+
+if TYPE_CHECKING:
+    import torch
 
 Weights = dict[str, np.ndarray]
 
@@ -39,6 +42,8 @@ class Clipped:
         return float(-self.factor * np.minimum(free, bound).sum()), -self.factor * gradient
 
     def torch(self, logp: torch.Tensor) -> torch.Tensor:
+        import torch  # the ranks of MLX's ring use this module too, and would wait seconds for it
+
         ratio, advantage = (logp - torch.from_numpy(self.old)).exp(), torch.from_numpy(self.advantages)
         return -self.factor * torch.minimum(ratio * advantage, ratio.clamp(1 - LOW, 1 + HIGH) * advantage).sum()
 

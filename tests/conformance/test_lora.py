@@ -13,9 +13,10 @@ import pytest
 from backends.interface import BackendError, Engine, RolloutRequest, Sampling, Sequences
 from backends.settings import Lora
 
-from .conftest import EOS, Make, Tolerance
+from .conftest import Make, Tolerance
 from .objectives import Clipped, exported
 from .oracle import Oracle
+from .tiny_model import EOS
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 

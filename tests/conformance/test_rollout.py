@@ -12,8 +12,9 @@ from scipy.stats import chisquare
 from backends.interface import Completions, Engine, Proxy, RolloutRequest, Sampling, Sequences
 from backends.stop_strings import StopText
 
-from .conftest import EOS, VOCAB, Make, Tolerance
+from .conftest import Make, Tolerance
 from .oracle import Oracle, cut_down
+from .tiny_model import EOS, VOCAB
 
 PROMPTS = [np.array([5, 6, 7, 8]), np.array([21]), np.array([3, EOS, 9])]  # one token; an id beyond the tokenizer
 SAMPLING = Sampling(max_tokens=8, stop_ids=(EOS, 11), samples=3, seed=4)

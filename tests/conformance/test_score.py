@@ -10,8 +10,9 @@ import torch
 
 from backends.interface import Engine, Proxy, Sequences
 
-from .conftest import VOCAB, Make, Tolerance, make_sequences
+from .conftest import Make, Tolerance
 from .oracle import Oracle
+from .tiny_model import VOCAB, make_sequences
 
 PROXIES = [
     Proxy("output_row"),

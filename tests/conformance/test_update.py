@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 from backends.interface import Floats, Ids, RolloutRequest, Sampling, Sequences, token_index
 from backends.settings import Optimizer
 
-from .conftest import EOS, OPTIMIZER, Make, Tolerance
+from .conftest import OPTIMIZER, Make, Tolerance
 from .objectives import Clipped, Linear, exported, largest_difference
 from .oracle import Oracle
+from .tiny_model import EOS
 
 LEARNING_RATE = 0.002
 

@@ -18,8 +18,8 @@ from backends import registry
 from backends.interface import BackendError, Collective, Engine, Proxy, RolloutRequest, Sampling, starts_of, token_index
 from backends.settings import BackendSettings, Lora, Optimizer
 from delta_cli.credit import token_coefficients
-from tests.conformance.conftest import EOS, make_sequences
 from tests.conformance.objectives import Clipped
+from tests.conformance.tiny_model import EOS, make_sequences
 
 # Rows of the batch for each rank: one with a single short response, one with none.
 SHARES = {1: ([0, 1, 2, 3, 4, 5],), 2: ([0, 1, 2, 4, 5], [3]), 3: ([0, 1, 2, 4, 5], [3], [])}

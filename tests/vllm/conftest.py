@@ -14,7 +14,7 @@ from backends import registry
 from backends.interface import Completions, Engine, RolloutRequest, Sampling
 from backends.settings import BackendSettings
 from backends.vllm import VllmSampler, VllmSettings
-from tests.conformance.conftest import EOS, VOCAB, write_model
+from tests.conformance.tiny_model import EOS, VOCAB, write_model
 from tests.vllm.server import TestServer, serving
 
 PROMPTS = (np.array([5, 6, 7, 8]), np.array([21]), np.array([3, EOS, 9]))

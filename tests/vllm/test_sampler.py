@@ -13,9 +13,9 @@ from backends.interface import BackendError, Engine, PublishedWeights, RolloutRe
 from backends.vllm import VllmSampler, VllmSettings
 from backends.vllm.sampler import seed_of
 from delta_cli.data.tokenizer import Tokenizer
-from tests.conformance.conftest import VOCAB
 from tests.conformance.oracle import Oracle, cut_down
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
+from tests.conformance.tiny_model import VOCAB
 from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, move, publish, same
 from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault, serving
 
