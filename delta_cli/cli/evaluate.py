@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.evaluate import Benchmark
     from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
     from delta_cli.recipe import Recipe
-    from delta_cli.recipe.models import Engine
+    from delta_cli.recipe.models import EngineSection
     from delta_cli.rewards.weighted import WeightedReward
     from delta_cli.runs.checkpoint_reference import CheckpointReference
 
@@ -231,7 +231,7 @@ def _title(name: str, reference: CheckpointReference, limit: int | None) -> str:
 def _run(
     reference: CheckpointReference,
     backend_name: str,
-    drawing: Engine,
+    drawing: EngineSection,
     name: str,
     settings: EvaluationSettings,
     benchmarks: list[Benchmark],

@@ -12,7 +12,7 @@ from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from backends.interface import Sampler
-    from delta_cli.recipe.models import Engine
+    from delta_cli.recipe.models import EngineSection
     from delta_cli.runs.checkpoint_reference import CheckpointReference
 
 EngineOption = Annotated[
@@ -29,15 +29,15 @@ PythonOption = Annotated[
 ]
 
 
-def engine_of(reference: CheckpointReference, engine: str | None, python: str | None) -> Engine:
+def engine_of(reference: CheckpointReference, engine: str | None, python: str | None) -> EngineSection:
     """The recipe section that says what draws; raises UserError for a word that is none."""
     from pydantic import ValidationError
 
-    from delta_cli.recipe.models import Engine
+    from delta_cli.recipe.models import EngineSection
 
     changes: dict[str, object] = {} if python is None else {"python": python}
     if engine == "local":
-        return Engine()
+        return EngineSection()
     if engine == "vllm":
         changes |= {"kind": "vllm", "launch": True, "url": ()}
     elif engine is not None and engine.startswith(("http://", "https://")):
@@ -46,13 +46,13 @@ def engine_of(reference: CheckpointReference, engine: str | None, python: str | 
         raise UserError(f"--engine: '{engine}' is none; give local, vllm, or http://host:port of a running server")
     own = {} if reference.recipe is None else reference.recipe.engine.model_dump(exclude_defaults=True)
     try:
-        return Engine(**(own | {"colocated": False, "async_steps": 0} | changes))
+        return EngineSection(**(own | {"colocated": False, "async_steps": 0} | changes))
     except ValidationError as error:
         raise UserError(f"--engine: {error.errors()[0]['msg']}") from error
 
 
 def open_engine(
-    reference: CheckpointReference, backend: str, engine: Engine, max_tokens: int, log: Path, stack: ExitStack
+    reference: CheckpointReference, backend: str, engine: EngineSection, max_tokens: int, log: Path, stack: ExitStack
 ) -> tuple[Sampler, str]:
     """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
     from backends import registry

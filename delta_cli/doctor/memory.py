@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from delta_cli.doctor.model_shape import ModelShape
 from delta_cli.doctor.sharding import ONE, ShardingLayout
 from delta_cli.recipe import Recipe
-from delta_cli.recipe.models import Update
+from delta_cli.recipe.models import UpdateSection
 
 FLOAT = 4  # bytes
 
@@ -134,7 +134,7 @@ def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, sma
     return items
 
 
-def _moments(update: Update, own: int, some: str, smaller: str) -> MemoryItem:
+def _moments(update: UpdateSection, own: int, some: str, smaller: str) -> MemoryItem:
     size, how = 2 * FLOAT * own, " × 2 × 4 bytes"
     if update.moments == "int8":
         size, how = 2 * (own + FLOAT * own // 256), " × 2 × (1 byte + 4 for each 256)"

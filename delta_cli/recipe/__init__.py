@@ -1,4 +1,4 @@
-"""Recipes: frozen typed models, TOML loading with overrides, and what is generated from them."""
+"""Recipes: typed sections, TOML loading with overrides, and the reference generated from them."""
 
 from delta_cli.recipe.document import json_schema, key_reference, to_toml
 from delta_cli.recipe.loading import load_recipe, parse_recipe

@@ -1,4 +1,4 @@
-"""What is generated from the recipe models: TOML of a recipe, the key reference, the JSON schema."""
+"""A recipe as TOML, the reference of all keys, and the JSON schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delta_cli.recipe.models import Recipe
 
 @dataclass(frozen=True)
 class KeyReference:
-    """One key for people: dotted name, type, default, allowed range, unit and meaning, all as text."""
+    """All about one key, as text for people."""
 
     name: str
     type: str
@@ -27,21 +27,24 @@ class KeyReference:
 
 
 def key_reference() -> list[KeyReference]:
-    """Every key of a recipe, sections in order."""
+    """Every key of a recipe, section by section."""
     return [_describe(name, field) for name, field in walk(Recipe)]
 
 
 def json_schema() -> str:
-    """The JSON schema of a recipe file, for completion in editors."""
+    """The JSON schema of a recipe file, for editors to complete and check recipes."""
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "delta recipe"
-    schema["properties"]["extends"] = {"type": "string", "description": "another recipe, whose keys this one changes"}
+    schema["properties"]["extends"] = {
+        "type": "string",
+        "description": "path of another recipe, which this one changes",
+    }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The recipe with every key resolved, as TOML that loads to the same recipe."""
+    """The recipe with every key, as TOML that loads to the same recipe."""
     lines: list[str] = []
     _write_section(recipe, "", lines)
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -60,15 +63,15 @@ def _write_section(section: BaseModel, name: str, lines: list[str]) -> None:
 
 
 def _tables(value: Any) -> list[BaseModel]:
-    """The sections that a value is, if any: one, or several of a kind."""
+    """The sections in a value: one, several of a kind, or none."""
     return [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, BaseModel)]
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """A value in TOML syntax."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    # TOML's basic strings escape as JSON's do, but for the delete character.
+    # TOML escapes strings like JSON, and the delete character too.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -94,7 +97,7 @@ def _describe(name: str, field: Any) -> KeyReference:
 
 
 def _type_names(annotation: Any) -> tuple[str, list[str]]:
-    """A type for people ("number or text") and the words a choice allows."""
+    """The type in words, such as "number or text", and the words of a choice."""
     if get_origin(annotation) in (Union, UnionType):
         parts = [_type_names(part) for part in get_args(annotation) if part is not type(None)]
         return " or ".join(dict.fromkeys(name for name, _ in parts)), [c for _, choices in parts for c in choices]

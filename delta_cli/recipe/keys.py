@@ -1,4 +1,4 @@
-"""The keys of a recipe as the models have them."""
+"""Walking through the keys of a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section model behind an annotation (also ``Section | None``, or one that may be repeated), or None."""
+    """The section in an annotation, also in ``Section | None`` and in a list of sections; None if it has none."""
     if get_origin(annotation) is Annotated:
         return section_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -19,10 +19,9 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key as (dotted name, pydantic field), sections in order."""
-    for name, field in model.model_fields.items():
-        section = section_of(field.annotation)
-        if section is None:
-            yield prefix + name, field
-        else:
+    """Every key as (dotted name, pydantic field). The keys of a section come before those of its inner sections."""
+    inner = {name: section_of(field.annotation) for name, field in model.model_fields.items()}
+    yield from ((prefix + name, field) for name, field in model.model_fields.items() if inner[name] is None)
+    for name, section in inner.items():
+        if section is not None:
             yield from walk(section, f"{prefix}{name}.")

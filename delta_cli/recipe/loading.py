@@ -1,4 +1,4 @@
-"""From TOML to a Recipe: ``extends``, ``--set`` overrides, and one clear line for every mistake."""
+"""Loading a recipe from TOML, with ``extends`` and ``--set`` overrides. Every mistake gives one clear line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from delta_cli.errors import UserError
 from delta_cli.recipe.keys import walk
 from delta_cli.recipe.messages import (
-    FOREIGN,
+    OTHER_SUFFIXES,
     explain,
-    from_elsewhere,
     nearby,
     not_an_override,
     not_toml,
     path_of,
+    refuse_other_files,
     shown,
 )
 from delta_cli.recipe.models import Recipe
@@ -29,10 +29,10 @@ Table = dict[str, Any]
 
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | None = None) -> Recipe:
-    """The recipe of a TOML file (None: all defaults) with ``section.key=value`` overrides.
+    """The recipe in a TOML file (None: all defaults) with ``section.key=value`` overrides.
 
-    ``over`` is a part of a recipe that is laid over the file's, below the overrides. Raises UserError,
-    one line, for a file that cannot be read and for every key or value that is not allowed.
+    ``over`` holds further keys, which replace the file's; the overrides replace those in turn. Raises UserError, one
+    line, if the file cannot be read or a key or value is not allowed.
     """
     table = {} if path is None else read_recipe(path)
     _lay_over(table, with_new_keys(over or {}, str(path)), "overrides", str(path))
@@ -40,7 +40,7 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | 
 
 
 def parse_recipe(table: Table, where: str) -> Recipe:
-    """The recipe of a table that is already read; ``where`` names it in messages."""
+    """The recipe in a table that is already parsed; ``where`` names it in messages."""
     try:
         return Recipe.model_validate(_lists_to_tuples(with_new_keys(table, where)))
     except ValidationError as error:
@@ -48,7 +48,7 @@ def parse_recipe(table: Table, where: str) -> Recipe:
 
 
 def _overridden(table: Table, overrides: Sequence[str], where: str) -> Recipe:
-    """The recipe of a table with overrides; a mistake is told of the override that makes it."""
+    """The recipe in a table with overrides. An error names the override that causes it."""
     try:
         return Recipe.model_validate(_changed(table, overrides))
     except ValidationError as error:
@@ -68,7 +68,7 @@ def _valid(table: Table, overrides: Sequence[str]) -> bool:
 
 
 def _changed(table: Table, overrides: Sequence[str]) -> Any:
-    """The table with overrides, its lists as tuples."""
+    """The table with overrides applied and lists as tuples."""
     changed = deepcopy(table)
     for override in overrides:
         changes = with_new_keys(_override(override), f"--set {override}")
@@ -80,14 +80,14 @@ def _changed(table: Table, overrides: Sequence[str]) -> Any:
 
 
 def _one_of(rewards: Sequence[Any], change: Table, override: str) -> list[Any]:
-    """Several rewards with a change ``{name: {key: value}}`` of one of them."""
+    """Several rewards after the change ``{name: {key: value}}`` of one of them."""
     (name, value), *_ = change.items()
     names = [_title(each) for each in rewards]
     if name not in names or not isinstance(value, dict):
         key, _, given = override.partition("=")
         key = key.strip().rpartition(".")[2]
         raise UserError(
-            f"--set {override}: the recipe has {len(rewards)} rewards, {', '.join(map(str, names))}; say of which: "
+            f"--set {override}: the recipe has {len(rewards)} rewards, {', '.join(map(str, names))}; name one of them: "
             f"--set reward.{names[0]}.{key}={given}"
         )
     changed = list(rewards)
@@ -96,40 +96,40 @@ def _one_of(rewards: Sequence[Any], change: Table, override: str) -> list[Any]:
 
 
 def _title(reward: Any) -> Any:
-    """What one of several rewards is called."""
+    """The name of one of several rewards."""
     return reward.get("name") or reward.get("kind", "math") if isinstance(reward, dict) else None
 
 
 def _at_fault(table: Table, overrides: Sequence[str], error: ValidationError, where: str) -> str:
-    """Of a file with a mistake of its own: the file, unless an override set the very key."""
+    """What to blame for a mistake that the file has by itself: the file, unless an override sets that key."""
     key = ".".join(path_of(error.errors()[0]["loc"]))
     blamed = [text for text in overrides if key and key.startswith(text.partition("=")[0].strip())]
     return f"--set {blamed[-1]}" if blamed else where
 
 
 def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Table:
-    """A file's table over the table of the file it extends. Raises UserError where it is no recipe."""
+    """A recipe file's table, laid over the table of the file it extends. Raises UserError if it is not a recipe."""
     resolved = path.resolve()
     if resolved in seen:
-        raise UserError(f"{path}: extends itself, by way of {' → '.join(p.name for p in (*seen, resolved))}")
+        raise UserError(f"{path}: extends itself, through {' → '.join(p.name for p in (*seen, resolved))}")
     table = read_toml(path)
-    from_elsewhere(table, path)
+    refuse_other_files(table, path)
     table = with_new_keys(table, str(path))
     parent = table.pop("extends", None)
     if parent is None:
         return table
     if not isinstance(parent, str) or "\0" in parent:
-        raise UserError(f"{path}: extends = {shown(parent)} must be the path of a recipe, as text")
+        raise UserError(f"{path}: extends = {shown(parent)} must be the path of a recipe, in quotes")
     base = read_recipe(path.parent / parent, (*seen, resolved))
     _lay_over(base, table, str(path), parent)
     return base
 
 
 def read_toml(path: Path, what: str = "recipe") -> Table:
-    """A TOML file, with or without a byte-order mark; raises UserError that says what it is instead."""
+    """The table in a TOML file. Raises UserError that says what the file is instead if it is not ``what``."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
-        if path.name.lower().endswith(FOREIGN):  # an empty one would be valid
+        if path.name.lower().endswith(OTHER_SUFFIXES):  # an empty one would be valid TOML
             raise not_toml(path, what=what)
         return tomllib.loads(text)
     except FileNotFoundError:
@@ -139,23 +139,23 @@ def read_toml(path: Path, what: str = "recipe") -> Table:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give the path of a TOML file") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read as a text in UTF-8 ({error.reason}); save it as UTF-8") from None
+        raise UserError(f"{path}: is not a text in UTF-8 ({error.reason}); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise not_toml(path, error if isinstance(error, ValueError) else None, what) from None
 
 
 def _lay_over(base: Table, table: Table, where: str, parent: str) -> None:
-    """Lay a table over that of ``parent``. Raises UserError where it has one reward for several."""
+    """Lay a table over the table of ``parent``. Raises UserError if it has one reward where ``parent`` has several."""
     if isinstance(base.get("reward"), list) and isinstance(table.get("reward"), dict):
         raise UserError(
-            f"{where}: [reward] would change one reward, and {parent} has {len(base['reward'])}; write all of them "
+            f"{where}: [reward] changes a single reward, but {parent} has {len(base['reward'])}; write all of them "
             "here, each as [[reward]]"
         )
     _merge(base, table)
 
 
 def _merge(base: Table, changes: Table) -> None:
-    """Lay changes over a table, key by key; a list is replaced whole."""
+    """Change a table in place, key by key. A list is replaced as a whole."""
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
             _merge(base[name], value)
@@ -164,7 +164,7 @@ def _merge(base: Table, changes: Table) -> None:
 
 
 def _override(text: str) -> Table:
-    """``section.key=value`` as nested tables; the value as in TOML, a bare word as text."""
+    """``section.key=value`` as nested tables. The value is TOML; anything else is text."""
     name, equals, value = text.partition("=")
     parts = [part.strip() for part in name.split(".")]
     if not equals or len(parts) < 2 or not all(parts):
@@ -172,7 +172,7 @@ def _override(text: str) -> Table:
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")
         if list(parsed) != ["value"]:
-            raise UserError(f"--set {text}: one value at a time")
+            raise UserError(f"--set {text}: gives more than one value; use one --set for each key")
         given = parsed["value"]
     except (ValueError, RecursionError):
         given = value.strip()
@@ -183,7 +183,7 @@ def _override(text: str) -> Table:
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """TOML's arrays as the tuples that frozen models hold."""
+    """The value with TOML's arrays as tuples, which frozen models hold."""
     if isinstance(value, dict):
         return {name: _lists_to_tuples(item) for name, item in value.items()}
     return tuple(_lists_to_tuples(item) for item in value) if isinstance(value, list) else value
@@ -195,7 +195,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def differences(before: Recipe, after: Recipe) -> list[tuple[str, str]]:
-    """Keys whose values differ, each with a line "key: before → after"."""
+    """Every key whose value differs, with a line "key: before → after"."""
     found = []
     for name, _ in walk(Recipe):
         first, second = _value(before, name), _value(after, name)
@@ -205,7 +205,7 @@ def differences(before: Recipe, after: Recipe) -> list[tuple[str, str]]:
 
 
 def _value(recipe: Recipe, name: str) -> Any:
-    """The value of a key; of several rewards the list of theirs."""
+    """The value of a key; for several rewards, the list of their values."""
     section, _, rest = name.partition(".")
     if section == "reward":
         values = [getattr(reward, rest) for reward in recipe.rewards]

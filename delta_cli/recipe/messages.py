@@ -1,4 +1,4 @@
-"""What is said about a mistake in a recipe: one line with the place, the value, what is wrong and what to write."""
+"""Error messages about recipes: one line with the place, the value, what is wrong and what to write."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pydantic import BaseModel, ValidationError
 from delta_cli.errors import UserError
 from delta_cli.recipe.keys import section_of, walk
 from delta_cli.recipe.models import Recipe
-from delta_cli.recipe.other_trainers import PAGE, SHOWN, foreign, known_elsewhere, translated
+from delta_cli.recipe.other_trainers import PAGE, SHOWN, known_elsewhere, other_trainers_keys, translated
 from delta_cli.recipe.reward import ONE, SEVERAL
 
 DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 OTHERS = (".yaml", ".yml", ".py", ".sh", ".ipynb")
-FOREIGN = (*DATA, *OTHERS, ".safetensors")
-LONGEST = 60  # characters of a value that are shown
+OTHER_SUFFIXES = (*DATA, *OTHERS, ".safetensors")
+LONGEST = 60  # characters of a quoted value
 
 
 def explain(error: ValidationError, where: str) -> str:
-    """The first mistake: place, key, value, what is allowed, the nearest valid name."""
+    """The first mistake: where it is, the key, its value, what is allowed, and the closest valid name."""
     errors = error.errors(include_url=False)
     first, path, which = errors[0], path_of(errors[0]["loc"]), _which(errors[0]["loc"])
     where = f"{where}: {which}" if which else where
@@ -38,7 +38,7 @@ def explain(error: ValidationError, where: str) -> str:
 
 
 def reason(error: Mapping[str, Any]) -> str:
-    """What pydantic says of one value, in the words of a recipe."""
+    """Why pydantic refuses a value, in plain words."""
     context, kind = error.get("ctx", {}), error["type"]
     bounds = {
         "greater_than_equal": ("at least", "ge"),
@@ -70,16 +70,16 @@ WORDS = {
     "string_type": "it must be text, in quotes",
     "string_too_short": "it must not be empty",
     "too_short": "it must not be empty",
-    "tuple_type": "it must be a list, [a, b]",
-    "list_type": "it must be a list, [a, b]",
-    "dict_type": "it must be a section, [name] with keys",
-    "model_type": "it must be a section, [name] with keys",
+    "tuple_type": "it must be a list, like [a, b]",
+    "list_type": "it must be a list, like [a, b]",
+    "dict_type": "it must be a section: [name] on a line, its keys below",
+    "model_type": "it must be a section: [name] on a line, its keys below",
     "missing": "it is missing",
 }
 
 
 def shown(value: Any) -> str:
-    """A value as it is quoted, cut where it is long."""
+    """A value as messages quote it; a long one is cut."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}…{text[-10:]} ({len(text):,} characters)"
 
@@ -99,18 +99,18 @@ def _closest(value: str, names: Sequence[str]) -> str:
 
 
 def path_of(location: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The parts of a key's name in pydantic's location of a mistake."""
+    """The parts of a key's name in a location of pydantic's."""
     return tuple(str(part) for part in location if not _is_variant(part))
 
 
 def _which(location: tuple[int | str, ...]) -> str:
-    """Of a mistake in one of several [[reward]] tables: which, counted from 1."""
+    """Which of several [[reward]] tables a location is in, counted from 1; empty if it is in none."""
     place = location[location.index(SEVERAL) + 1 :][:1] if SEVERAL in location else ()
     return f"{SEVERAL} {place[0] + 1}" if place and isinstance(place[0], int) else ""
 
 
 def _is_variant(part: int | str) -> bool:
-    """Whether a location is pydantic's name for a member of a union rather than a key."""
+    """Whether a part of a location is pydantic's name for a member of a union and not a key."""
     return (
         not isinstance(part, str)
         or part in ("float", "int", "str", ONE, SEVERAL)
@@ -119,7 +119,7 @@ def _is_variant(part: int | str) -> bool:
 
 
 def _suggest(path: tuple[str, ...]) -> str:
-    """What an unknown key should be: the key of that name elsewhere, another trainer's, or the closest."""
+    """What an unknown key may be meant as: a key of another section, another trainer's key, or the closest one here."""
     model: type[BaseModel] | None = Recipe
     for part in path[:-1]:
         model = section_of(model.model_fields[part].annotation) if model and part in model.model_fields else None
@@ -135,7 +135,7 @@ def _suggest(path: tuple[str, ...]) -> str:
 
 
 def meant(name: str) -> str:
-    """A hint at the key that a bare name stands for, here or in another trainer; empty where there is none."""
+    """A hint at the key that a bare name means, here or in another trainer; empty if there is none."""
     same = [key for key, _ in walk(Recipe) if key.split(".")[-1] == name]
     if same:
         return f"; did you mean {_either(same[:SHOWN])}?"
@@ -144,7 +144,7 @@ def meant(name: str) -> str:
 
 
 def setting(name: str) -> str | None:
-    """The key that a bare name stands for: here, in another trainer, or nearly; None where there is none."""
+    """The key that a bare name means: here, in another trainer, or the closest one; None if there is none."""
     keys = [key for key, _ in walk(Recipe)]
     if same := [key for key in keys if key.split(".")[-1] == name]:
         return same[0]
@@ -156,7 +156,7 @@ def setting(name: str) -> str | None:
 
 
 def not_an_override(text: str) -> str:
-    """What is wrong with ``--set text`` that names no section, and what to type."""
+    """The message about a ``--set text`` that names no section, with what to type instead."""
     name, equals, value = text.partition("=")
     name = name.strip()
     if "." not in name and name in Recipe.model_fields:
@@ -167,45 +167,47 @@ def not_an_override(text: str) -> str:
     return f"--set {text}: write section.key=value, e.g. --set update.learning_rate=1e-5"
 
 
-def from_elsewhere(table: Mapping[str, Any], path: Path) -> None:
-    """Raise UserError where a TOML file is a study, or another trainer's recipe."""
+def refuse_other_files(table: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError if a TOML file is a study, or a configuration of another trainer."""
     if "arms" in table:
-        raise UserError(f"{path}: is a study, a grid of runs, not a recipe; run it with: delta study {path}")
-    found = foreign(table, set(Recipe.model_fields))
+        raise UserError(f"{path}: is a study (a grid of runs), not a recipe; run it with: delta study {path}")
+    found = other_trainers_keys(table, set(Recipe.model_fields))
     if len(found) > 1:
         listed = "; ".join(map(translated, found[:SHOWN]))
-        raise UserError(f"{path}: has keys of another trainer: {listed}. {PAGE} has the rest")
+        raise UserError(f"{path}: has keys of another trainer: {listed}. {PAGE} lists all of them")
 
 
 def not_toml(path: Path, error: Exception | None = None, what: str = "recipe") -> UserError:
-    """What a path that is no recipe (or study) is instead, and what to do with it."""
+    """The error about a path that is not a recipe (or study): what it is instead, and what to do with it."""
     if path.is_dir():
         return UserError(f"{path}: is a folder, not a {what}; {_folder(path)}")
     name = path.name.lower()
     if name.endswith(DATA):
         return UserError(f"{path}: is a data file, not a {what}; make a recipe for it with: delta init --data {path}")
     if name.endswith(OTHERS):
-        return UserError(f"{path}: a {what} is TOML; {PAGE} has what keys of other trainers are called here")
+        return UserError(
+            f"{path}: a {what} must be a TOML file; {PAGE} lists what keys of other trainers are called here"
+        )
     if name.endswith(".safetensors"):
-        return UserError(f"{path}: is a model's weights, not a {what}; name its folder in model.path of a recipe")
-    return UserError(
-        f"{path}: not valid TOML: {error or 'nested too deeply'}; `delta recipe show` prints one to look at"
-    )
+        return UserError(
+            f"{path}: holds a model's weights and is not a {what}; put its folder into model.path of a recipe"
+        )
+    return UserError(f"{path}: not valid TOML: {error or 'nested too deeply'}; `delta recipe show` prints an example")
 
 
 def _folder(path: Path) -> str:
     if (path / "recipe.toml").is_file():
-        return f"to go on with this run: delta train --resume --run-dir {path}"
+        return f"to resume this run: delta train --resume --run-dir {path}"
     if (path / "config.json").is_file():
-        return f"for a recipe with this model: delta init --data FILE --model {path}"
+        return f"to make a recipe for this model: delta init --data FILE --model {path}"
     recipes = sorted(file.name for file in path.glob("*.toml"))
     if recipes:
-        return f"choose one in it, such as {path / recipes[0]}"
+        return f"choose one of its recipes, such as {path / recipes[0]}"
     return "name a .toml file; make one with: delta init"
 
 
 def nearby(path: Path) -> str:
-    """A hint at a recipe with a similar name."""
+    """A hint at a file with a similar name."""
     folder = path.parent if path.parent.is_dir() else Path("recipes")
     names = {str(p): p.stem for p in folder.glob("*.toml")} if folder.is_dir() else {}
     close = difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""What keys of other trainers are called here: for messages, and for docs/coming_from.md."""
+"""Keys of TRL, verl and mlx-lm-lora with their names here, for error messages and for docs/coming_from.md."""
 
 from __future__ import annotations
 
@@ -160,21 +160,21 @@ SHOWN = 4  # in a message
 
 
 def known_elsewhere(name: str) -> Alias | None:
-    """The key of another trainer that a name is, whole or by its last part."""
+    """The other trainer's key with this name, written in full or by its last part; None if there is none."""
     every = [alias for aliases in TRAINERS.values() for alias in aliases]
     return next((alias for alias in every if name in (alias.theirs, alias.theirs.rpartition(".")[2])), None)
 
 
 def translated(alias: Alias) -> str:
-    """What a key is here, in words."""
+    """A sentence that says what the key is called here."""
     if not alias.ours:
         return f"{alias.theirs}: {alias.note}"
     return f"{alias.theirs} is {alias.ours} here" + (f" ({alias.note})" if alias.note else "")
 
 
-def foreign(table: Mapping[str, Any], own: set[str]) -> list[Alias]:
-    """The keys of a table that other trainers have and this one does not; ``own`` are its sections."""
-    names = [name for name in _names(table) if name.partition(".")[0] not in own]
+def other_trainers_keys(table: Mapping[str, Any], sections: set[str]) -> list[Alias]:
+    """The keys of a table that belong to other trainers; names that start with one of our ``sections`` do not count."""
+    names = [name for name in _names(table) if name.partition(".")[0] not in sections]
     return [alias for name in names if (alias := known_elsewhere(name)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Keys and metrics that had another name in the release before. The old names work for one more release."""
+"""Keys and metrics that have a new name. Their old names work for one more release."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ METRICS = {
 
 
 def with_new_keys(table: Mapping[str, Any], where: str) -> Table:
-    """A recipe's table with the present names in place of old ones; warns once for each old name.
+    """A recipe's table with new names in place of old ones. Warns once for each old name.
 
-    Several rewards, and overrides of one of them by its name, are renamed too. A table that has both names keeps
-    both, so that the old one is refused as an unknown key.
+    This includes several rewards, and overrides of one of them by its name. A table with both names keeps both, so the
+    old one is refused as an unknown key.
     """
     found = dict(table)
     for section, names in KEYS.items():
@@ -41,7 +41,7 @@ def with_new_keys(table: Mapping[str, Any], where: str) -> Table:
 
 
 def with_new_metrics(record: Mapping[str, Any]) -> Table:
-    """A line of metrics.jsonl with the present names."""
+    """A line of metrics.jsonl with new names in place of old ones."""
     return {METRICS.get(name, name): value for name, value in record.items()}
 
 
@@ -51,10 +51,10 @@ def _renamed(section: str, value: Any, names: Mapping[str, str], where: str) -> 
     renamed = {}
     for name, item in value.items():
         new = names.get(name, name)
-        if new != name and (isinstance(item, Mapping) or new in value):  # another reward's name, or named twice
+        if new != name and (isinstance(item, Mapping) or new in value):  # the name of a reward, or both names are there
             new = name
         elif new != name:
-            _warn(f"{where}: {section}.{name} is now {section}.{new}; the old name ends with the next release")
+            _warn(f"{where}: {section}.{name} is now {section}.{new}; the next release drops the old name")
         values = VALUES.get((section, new), {})
         if isinstance(item, str) and item in values:
             _warn(f'{where}: {section}.{new} = "{item}" is now "{values[item]}"')

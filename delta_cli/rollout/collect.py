@@ -12,7 +12,7 @@ from delta_cli.data import prompt_order
 from delta_cli.data.problem import Problem
 from delta_cli.errors import StopRequested
 from delta_cli.recipe import Recipe
-from delta_cli.recipe.models import Rollout
+from delta_cli.recipe.models import RolloutSection
 from delta_cli.rollout.batch import RolloutBatch, join
 from delta_cli.rollout.worker import PendingRollout, RolloutWorker
 from delta_cli.runs.observer import Observer
@@ -139,7 +139,7 @@ class BatchCollector:
 def sample_batch(
     worker: RolloutWorker,
     problems: Sequence[Problem],
-    rollout: Rollout,
+    rollout: RolloutSection,
     seed: int,
     observer: Observer | None = None,
     interrupt: Callable[[], None] = lambda: None,

@@ -17,7 +17,7 @@ from backends.vllm import TOLERANCES, LaunchOptions, VllmSettings
 from delta_cli.assets import model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
-from delta_cli.recipe.models import Engine as EngineSection
+from delta_cli.recipe.models import EngineSection
 
 RETURN_SECONDS = 120.0  # a server of somebody else's that went away has so long to come back
 MEMORY = Path("/dev/shm")  # a folder that lies in memory, where there is one

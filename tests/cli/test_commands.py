@@ -160,8 +160,8 @@ def test_the_schema_describes_a_recipe(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert run(monkeypatch, "recipe", "schema") == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == {*Recipe.model_fields, "extends"}
-    assert schema["$defs"]["Update"]["properties"]["learning_rate"]["description"]
-    assert schema["$defs"]["Update"]["additionalProperties"] is False
+    assert schema["$defs"]["UpdateSection"]["properties"]["learning_rate"]["description"]
+    assert schema["$defs"]["UpdateSection"]["additionalProperties"] is False
 
 
 def test_a_resolved_recipe_is_toml(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("study", "data.jsonl"), ("is a data file, not a study", "delta init --data data.jsonl")),
     (("train", "model"), ("model", "is a folder, not a recipe", "delta init --data FILE --model model")),
     (("train", "folder"), ("folder", "is a folder, not a recipe", "delta init")),
-    (("train", "."), ("is a folder, not a recipe", "choose one in it, such as broken.toml")),
+    (("train", "."), ("is a folder, not a recipe", "choose one of its recipes, such as broken.toml")),
     (("train", "weights.safetensors"), ("a model's weights", "model.path")),
     (("train", "config.yaml"), ("config.yaml", "TOML", "docs/coming_from.md")),
     (("train", "broken.toml"), ("broken.toml", "not valid TOML", "line 1", "delta recipe show")),

@@ -15,8 +15,8 @@ from trl import GRPOConfig, GRPOTrainer, TrlParser
 
 from delta_cli.integrations.trl import DelTAArguments, DelTAConfig, DelTAMixin, DelTATrainer, versions, with_delta
 from delta_cli.integrations.trl.config import LOSS_TYPES
-from delta_cli.recipe.method import Delta
-from delta_cli.recipe.models import Update
+from delta_cli.recipe.method import DeltaSection
+from delta_cli.recipe.models import UpdateSection
 from tests.integrations.tiny import model, questions, right, settings, tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_options_are_those_of_a_recipe() -> None:
     ours = {each.name.removeprefix("delta_"): each.default for each in fields(DelTAArguments)}
-    theirs = {name: field.default for name, field in Delta.model_fields.items()} | {"temperature": None}
+    theirs = {name: field.default for name, field in DeltaSection.model_fields.items()} | {"temperature": None}
     own = {"rollouts_every", "right_above"}
-    memory = {name: Update.model_fields[name].default for name in ("feature_bytes", "feature_host_bytes")}
+    memory = {name: UpdateSection.model_fields[name].default for name in ("feature_bytes", "feature_host_bytes")}
     assert {name: value for name, value in ours.items() if name not in own} == theirs | memory
-    assert DelTAArguments().delta_section() == Delta()
+    assert DelTAArguments().delta_section() == DeltaSection()
 
 
 def test_the_command_line_of_trl_takes_them(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_plain_config_gives_the_papers_settings(tmp_path: Path) -> None:
     run = with_delta(GRPOTrainer)(
         model(), right, args=GRPOConfig(**settings(tmp_path)), train_dataset=questions(), processing_class=tokenizer()
     )
-    assert run._delta_section == Delta()
+    assert run._delta_section == DeltaSection()
 
 
 def test_what_is_no_grpo_trainer_is_refused() -> None:

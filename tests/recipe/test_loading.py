@@ -11,7 +11,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, load_recipe, parse_recipe, to_toml
 from delta_cli.recipe.keys import walk
 from delta_cli.recipe.loading import differences, with_overrides
-from delta_cli.recipe.models import Update
+from delta_cli.recipe.models import UpdateSection
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(path for path in FOLDER.rglob("*.toml") if "\narms = " not in path.read_text())  # the rest: studies
@@ -49,7 +49,7 @@ MISTAKES = {
     "method.future_ratio=1": ["method.future_ratio = 1"],
     "steps=1": ["did you mean --set run.steps=1?"],
     "run.steps": ["section.key=value"],
-    "run.steps=1\nseed=2": ["one value at a time"],
+    "run.steps=1\nseed=2": ["gives more than one value"],
 }
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     cases = {
         b"[run\nsteps = 1": "not valid TOML",
-        b"\xff\xfe\x00": "cannot be read",
+        b"\xff\xfe\x00": "is not a text in UTF-8",
         b"extends = 3": "extends",
         b'extends = "broken.toml"': "extends itself",
         b'extends = "absent.toml"': "no such file",
@@ -96,7 +96,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=part) as error:
             load_recipe(broken)
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"is a folder, not a recipe; choose one in it, such as .*broken\.toml"):
+    with pytest.raises(
+        UserError, match=r"is a folder, not a recipe; choose one of its recipes, such as .*broken\.toml"
+    ):
         load_recipe(tmp_path)
     (tmp_path / "mine.toml").write_text("")
     with pytest.raises(UserError, match=r"did you mean .*mine\.toml"):
@@ -142,7 +144,7 @@ def test_differences_name_the_keys() -> None:
 
 def test_schedules() -> None:
     def rates(schedule: str, warmup: int) -> list[float]:
-        update = Update(learning_rate=1.0, schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
+        update = UpdateSection(learning_rate=1.0, schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
         return [update.rate(step, 4) for step in range(4)]
 
     assert rates("constant", 0) == [1, 1, 1, 1]

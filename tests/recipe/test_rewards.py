@@ -131,7 +131,7 @@ def test_a_list_replaces_what_is_extended_and_one_does_not_change_several(severa
     (several.parent / "list.toml").write_text(f"extends = 'one.toml'\n{SEVERAL}")
     assert load_recipe(several.parent / "list.toml").rewards == load_recipe(several).rewards
     (several.parent / "child.toml").write_text("extends = 'several.toml'\n[reward]\nworkers = 1\n")
-    with pytest.raises(UserError, match=r"child.toml: \[reward\] would change one reward, and several.toml has 3"):
+    with pytest.raises(UserError, match=r"child.toml: \[reward\] changes a single reward, but several.toml has 3"):
         load_recipe(several.parent / "child.toml")
-    with pytest.raises(UserError, match=r"overrides: \[reward\] would change one reward"):
+    with pytest.raises(UserError, match=r"overrides: \[reward\] changes a single reward"):
         load_recipe(several, over={"reward": {"workers": 1}})

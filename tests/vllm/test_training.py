@@ -175,7 +175,7 @@ def test_recipes_that_cannot_be_say_why(model: Path) -> None:
 
     refused("either engine.url", "engine.kind=vllm")
     refused("either engine.url", "engine.kind=vllm", "engine.launch=true", 'engine.url=["http://a:1"]')
-    refused('engine.async_steps is about vLLM; set engine.kind = "vllm"', "engine.async_steps=1")
+    refused('engine.async_steps applies to vLLM; set engine.kind = "vllm"', "engine.async_steps=1")
     refused(
         "cannot share a GPU", "engine.kind=vllm", "engine.launch=true", "engine.async_steps=1", "engine.colocated=true"
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from trl import GRPOConfig
 
-from delta_cli.recipe.method import Delta
+from delta_cli.recipe.method import DeltaSection
 
 # Losses in which the advantage of each token multiplies that token's own term.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
@@ -69,13 +69,13 @@ class DelTAArguments:
         if isinstance(self, GRPOConfig):
             check_loss(self)
 
-    def delta_section(self) -> Delta:
+    def delta_section(self) -> DeltaSection:
         """The options as a recipe's section; ValueError with one line where one is out of range."""
-        values = {name: getattr(self, f"delta_{name}") for name in Delta.model_fields}
+        values = {name: getattr(self, f"delta_{name}") for name in DeltaSection.model_fields}
         if values["temperature"] is None:
             values["temperature"] = "lagged"
         try:
-            return Delta(**values)
+            return DeltaSection(**values)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(map(str, first["loc"][:1])) or "value"

@@ -14,7 +14,7 @@ from torch import Tensor
 from backends.arrays import Bools, Doubles
 from delta_cli.credit import TokenCoefficients, token_coefficients
 from delta_cli.integrations.trl.scoring import CountedFeatures, ScoredCompletions
-from delta_cli.recipe.method import Delta
+from delta_cli.recipe.method import DeltaSection
 from delta_cli.training.metrics import describe_coefficients
 
 
@@ -37,7 +37,7 @@ def token_mask(output: dict[str, Any]) -> Tensor:
 def credit(
     output: dict[str, Any],
     scored: ScoredCompletions,
-    section: Delta,
+    section: DeltaSection,
     accelerator: Accelerator,
     num_generations: int,
     rng: np.random.Generator,
