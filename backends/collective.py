@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.arrays import Doubles, Ids
+from backends.arrays import Ids, Summed
 from backends.interface import Collective
 
 
@@ -17,7 +17,7 @@ class Solo:
 
     rank, size = 0, 1
 
-    def sum(self, array: Doubles) -> Doubles:
+    def sum(self, array: Summed) -> Summed:
         return array
 
     def gather(self, item: Any) -> list[Any]:

@@ -26,9 +26,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from backends.arrays import Bools as Bools
-from backends.arrays import Doubles
 from backends.arrays import Floats as Floats
 from backends.arrays import Ids as Ids
+from backends.arrays import Summed
 from backends.errors import BackendError as BackendError
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
@@ -368,7 +368,7 @@ class Collective(Protocol):
     rank: int  # of this process
     size: int  # how many there are
 
-    def sum(self, array: Doubles) -> Doubles:
+    def sum(self, array: Summed) -> Summed:
         """The sum over ranks of arrays of one shape, the same bits on every rank."""
 
     def gather(self, item: Any) -> list[Any]:

@@ -64,7 +64,7 @@ def main() -> None:
         open_trainer(recipe, args.backend, Path(folder) / "run", Observer()) as trainer,
     ):
         batch, _ = trainer._collect(0)
-        features = trainer.updater.score(batch).scores.features
+        features = trainer.learner.score(batch.sequences, trainer.updater.proxy).features
         assert features is not None
         advantages = group_advantages(batch.rewards, batch.groups)
         starts, lengths = batch.sequences.starts, batch.sequences.lengths

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.arrays import Doubles
+from backends.arrays import Summed
 from backends.errors import LostPeerError
 from backends.interface import BackendError
 from backends.mlx.arrays import NamedArrays
@@ -40,10 +40,10 @@ class MlxCollective:
             ) from error
         self.rank, self.size = self._group.rank(), self._group.size()
 
-    def sum(self, array: Doubles) -> Doubles:
+    def sum(self, array: Summed) -> Summed:
         """The sum over ranks, the same bits on every rank."""
         with mx.stream(mx.cpu):
-            return np.array(self._all_sum(mx.array(np.asarray(array, np.float64), mx.float64)))
+            return np.array(self._all_sum(mx.array(array, mx.float32 if array.dtype == np.float32 else mx.float64)))
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank handed in, in the order of ranks; every rank sends as many bytes as the longest."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from backends.arrays import Doubles
+from backends.arrays import Summed
 from backends.errors import LostPeerError
 from backends.interface import BackendError
 
@@ -42,9 +42,9 @@ class TorchCollective:
             ) from error
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def sum(self, array: Doubles) -> Doubles:
+    def sum(self, array: Summed) -> Summed:
         """The sum over ranks, the same bits on every rank."""
-        total = torch.from_numpy(np.array(array, np.float64))
+        total = torch.from_numpy(np.array(array))
         try:
             dist.all_reduce(total, group=self._group)
         except RuntimeError as error:

@@ -188,7 +188,7 @@ def updated_future_kl(updater: Updater, batch: RolloutBatch, step: int) -> Doubl
     scored = updater.score(batch, every=True)
     updater.update(scored, updater.credit(scored, step), step)
     moved = np.asarray(updater.learner.score(batch.sequences).logprobs, np.float64)
-    delta = np.clip(moved - scored.scores.logprobs, -20, 20)
+    delta = np.clip(moved - scored.old_logprobs, -20, 20)
     lengths = batch.sequences.lengths
     weights, _ = future_kl_weights(delta, np.repeat(scored.advantages, lengths), lengths, method("fipo"))
     return weights

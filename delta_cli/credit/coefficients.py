@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from delta_cli.credit.checks import check_choices, check_layout
-from delta_cli.credit.distributed import Ranks, gather_batch
+from delta_cli.credit.distributed import HeldFeatures, Ranks, gather_batch
 from delta_cli.credit.features import FeatureReductions
 
 if TYPE_CHECKING:  # the core itself needs nothing but numpy
@@ -126,8 +126,8 @@ class TokenCoefficients:
     degenerate: str | None = None
     temperatures: tuple[float, float] = (np.nan, np.nan)
 
-    def select(self, index: Ids) -> TokenCoefficients:
-        """Those of some tokens."""
+    def select(self, index: Ids | Bools) -> TokenCoefficients:
+        """The coefficients of some tokens."""
         return replace(self, weights=self.weights[index], alpha=self.alpha[index], margins=self.margins[index])
 
 
@@ -165,59 +165,87 @@ def token_coefficients(
     rng = rng or np.random.default_rng(0)
     group_ids = None if groups is None else np.asarray(groups)
     if ranks is None or ranks.size == 1:
-        return _coefficients(features, advantages, starts, settings, group_ids, rng)
-    batch = gather_batch(features, advantages, starts, group_ids, rows, ranks)
-    found = _coefficients(batch.features, batch.advantages, batch.starts, settings, batch.groups, rng)
+        held = HeldFeatures(features, np.arange(starts[-1]))
+        return batch_coefficients(held, advantages, starts, settings, group_ids, rng)
+    batch = gather_batch(advantages, starts, group_ids, rows, ranks)
+    held = HeldFeatures(features, batch.index, ranks)
+    found = batch_coefficients(held, batch.advantages, batch.starts, settings, batch.groups, rng)
     return found.select(batch.index)
 
 
-def _coefficients(
-    features: FeatureReductions,
+def batch_coefficients(
+    held: HeldFeatures,
     advantages: Doubles,
     starts: Ids,
     settings: CoefficientSettings,
     groups: Ids | None,
     rng: np.random.Generator,
 ) -> TokenCoefficients:
-    per_token = np.repeat(advantages, np.diff(starts))  # [N]
+    """The coefficients [N] of a batch whose advantages [R], starts [R+1] and groups [R] every rank knows.
+
+    Each rank holds the features of some tokens; together they hold every token with an advantage. All ranks return
+    the same. Raises ValueError for settings that exclude each other.
+    """
+    per_token = np.repeat(advantages, np.diff(starts))
     if settings.shards > 1:
         if groups is not None:
             raise ValueError("centroids are either those of groups or those of shards; set one of them")
         parts = np.arange(len(advantages)) * settings.shards // max(len(advantages), 1)  # equal runs in order
-        return _contrast_shards(features, per_token, np.repeat(parts, np.diff(starts)), settings, rng)
+        return _contrast_shards(held, per_token, np.repeat(parts, np.diff(starts)), settings, rng)
     if groups is None:
-        raw = _contrast(features, per_token, settings, rng)
+        raw = _contrast(held, per_token, settings, rng).over_all_ranks(held, per_token, settings)
     else:
-        raw = _contrast_groups(features, per_token, starts, groups, settings, rng)
+        raw = _contrast_groups(held, per_token, starts, groups, settings, rng)
     if raw.degenerate:
         return raw
     return replace(raw, weights=_weigh(raw, settings, rng))
 
 
+@dataclass(frozen=True)
+class _Contrast:
+    """The scores of the n tokens that this rank holds, under one pair of centroids; or why there is no contrast."""
+
+    alpha: Doubles  # [n]
+    margins: Doubles  # [n]
+    temperatures: tuple[float, float] = (np.nan, np.nan)
+    degenerate: str | None = None
+
+    def over_all_ranks(
+        self, held: HeldFeatures, advantages: Doubles, settings: CoefficientSettings
+    ) -> TokenCoefficients:
+        """The scores of all N tokens, with lambda, not yet normalised, as ``weights``."""
+        if self.degenerate:
+            zeros = np.zeros_like(advantages)
+            return TokenCoefficients(np.ones_like(advantages), zeros, zeros, self.degenerate)
+        alpha, margins = held.scatter(self.alpha, len(advantages)), held.scatter(self.margins, len(advantages))
+        span = settings.lambda_max - settings.lambda_min
+        return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=self.temperatures)
+
+
 def _contrast(
-    features: FeatureReductions, advantages: Doubles, settings: CoefficientSettings, rng: np.random.Generator
-) -> TokenCoefficients:
-    """Scores of tokens under one pair of centroids; ``weights`` are lambda, not yet normalised."""
-    sides = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
-    members = sides > 0
-    counts = members.sum(axis=1).astype(np.float64)
+    held: HeldFeatures, advantages: Doubles, settings: CoefficientSettings, rng: np.random.Generator
+) -> _Contrast:
+    """Compare this rank's tokens with the centroids of the two sides; ``advantages`` [N] are those of all tokens."""
+    every_side = np.stack([np.maximum(advantages, 0), np.maximum(-advantages, 0)])  # [2, N] masses
+    counts = (every_side > 0).sum(axis=1).astype(np.float64)
     reason = _degenerate(counts)
     if reason and not (settings.one_sided == "zero" and counts.any()):
-        empty = np.zeros_like(advantages)
-        return TokenCoefficients(np.ones_like(advantages), empty, empty, reason)
+        empty = np.zeros(len(held.index))
+        return _Contrast(empty, empty, degenerate=reason)
 
-    centroids = _centroids(features, sides, settings)
-    margins = _margins(features, centroids, members, settings)
-    gamma = _temperatures(margins, members, counts, settings)
+    sides = every_side[:, held.index]  # [2, n]
+    members = sides > 0
+    centroids = _centroids(held, sides, every_side.sum(axis=1), settings)
+    margins = _margins(held.features, centroids, members, settings)
+    gamma = _temperatures(held, margins, members, counts, settings)
     for _ in range(settings.refinements):
-        alpha = _scores(margins, gamma, members, settings, rng)
-        gamma = _temperatures(margins, members, counts, settings)  # lags the centroids by a pass
-        centroids = _centroids(features, sides * alpha, settings)
-        margins = _margins(features, centroids, members, settings)
-    alpha = _scores(margins, gamma, members, settings, rng)
-    span = settings.lambda_max - settings.lambda_min
-    temperatures = (float(gamma[0]), float(gamma[1]))
-    return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=temperatures)
+        alpha = _scores(held, margins, gamma, members, settings, rng, len(advantages))
+        gamma = _temperatures(held, margins, members, counts, settings)  # lags the centroids by a pass
+        masses = sides * alpha
+        centroids = _centroids(held, masses, held.sum(masses.sum(axis=1)), settings)
+        margins = _margins(held.features, centroids, members, settings)
+    alpha = _scores(held, margins, gamma, members, settings, rng, len(advantages))
+    return _Contrast(alpha, margins, (float(gamma[0]), float(gamma[1])))
 
 
 def _degenerate(counts: Doubles) -> str | None:
@@ -229,20 +257,21 @@ def _degenerate(counts: Doubles) -> str | None:
     return "no response has a positive advantage" if negative else "every advantage is zero"
 
 
-def _centroids(features: FeatureReductions, masses: Doubles, settings: CoefficientSettings) -> Doubles:
-    centroids = _means(features, masses)
+def _centroids(held: HeldFeatures, masses: Doubles, totals: Doubles, settings: CoefficientSettings) -> Doubles:
+    """The centroids of the two sides, for masses [2, n] of this rank's tokens that sum to ``totals`` [2] over all."""
+    centroids = _means(held, masses, totals)
     if settings.centroid == "median":
-        norms = features.squared_norms()  # type: ignore[attr-defined]
+        norms = held.features.squared_norms()  # type: ignore[attr-defined]
         for _ in range(_WEISZFELD):
-            squares = np.stack([norms - 2 * features.project(mu) + np.vdot(mu, mu) for mu in centroids])  # [2, N]
-            centroids = _means(features, masses / np.sqrt(np.maximum(squares, _FLOOR)))
+            squares = np.stack([norms - 2 * held.features.project(mu) + np.vdot(mu, mu) for mu in centroids])  # [2, n]
+            weights = masses / np.sqrt(np.maximum(squares, _FLOOR))
+            centroids = _means(held, weights, held.sum(weights.sum(axis=1)))
     return centroids
 
 
-def _means(features: FeatureReductions, masses: Doubles) -> Doubles:
-    totals = masses.sum(axis=1)
-    directions = features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
-    return np.asarray(directions, np.float64)
+def _means(held: HeldFeatures, masses: Doubles, totals: Doubles) -> Doubles:
+    directions = held.features.weighted_sum(masses / np.maximum(totals, _FLOOR)[:, None])  # [2, *direction]
+    return held.sum(np.asarray(directions, np.float64))
 
 
 def _margins(features: FeatureReductions, centroids: Doubles, members: Bools, settings: CoefficientSettings) -> Doubles:
@@ -258,62 +287,64 @@ def _margins(features: FeatureReductions, centroids: Doubles, members: Bools, se
     return np.select(list(members), [margins, -margins], 0.0)
 
 
-def _temperatures(margins: Doubles, members: Bools, counts: Doubles, settings: CoefficientSettings) -> Doubles:
+def _temperatures(
+    held: HeldFeatures, margins: Doubles, members: Bools, counts: Doubles, settings: CoefficientSettings
+) -> Doubles:
+    """The standard deviation of each side's margins over all ranks, [2]."""
     if (fixed := settings.fixed_temperatures) is not None:
         return np.array(fixed)
-    counts = np.maximum(counts, 1)  # of a side without tokens, which has no use for its gamma
-    means = np.array([margins[side].sum() for side in members]) / counts
+    counts = np.maximum(counts, 1)  # the gamma of a side without tokens is never used
+    means = held.sum(np.array([margins[side].sum() for side in members])) / counts
     squares = [np.square(margins[side] - mean).sum() for side, mean in zip(members, means, strict=True)]
-    return np.sqrt(np.maximum(np.array(squares) / counts, _FLOOR))  # [2]
+    return np.sqrt(np.maximum(held.sum(np.array(squares)) / counts, _FLOOR))
 
 
 def _scores(
+    held: HeldFeatures,
     margins: Doubles,
     gamma: Doubles,
     members: Bools,
     settings: CoefficientSettings,
     rng: np.random.Generator,
+    count: int,
 ) -> Doubles:
     if settings.score == "hard":
         alpha = (margins > 0).astype(np.float64)
     elif settings.score == "random":
-        alpha = rng.random(len(margins))
+        alpha = rng.random(count)[held.index]  # the same numbers on any number of ranks
     else:
         alpha = 0.5 + 0.5 * np.tanh(margins / (2 * np.select(list(members), list(gamma), 1.0)))  # sigmoid
     return np.where(members.any(axis=0), alpha, 0.0)
 
 
 def _contrast_groups(
-    features: FeatureReductions,
+    held: HeldFeatures,
     advantages: Doubles,
     starts: Ids,
     groups: Ids,
     settings: CoefficientSettings,
     rng: np.random.Generator,
 ) -> TokenCoefficients:
-    """One contrast for each run of equal ``groups``; where there is none, lambda is 1 (A = 0: lambda_min)."""
+    """One contrast per run of equal ``groups``; tokens of a group without contrast get lambda 1 (A = 0: lambda_min)."""
     if groups.shape != (len(starts) - 1,):
         raise ValueError(f"groups must be [R] = [{len(starts) - 1}], not {list(groups.shape)}")
     edges = starts[[0, *np.flatnonzero(np.diff(groups)) + 1, len(groups)]]
+    neutral = np.zeros(len(advantages), dtype=bool)
     parts = []
     for first, last in pairwise(edges):
-        view = features.slice(first, last)  # type: ignore[attr-defined]
-        part = _contrast(view, advantages[first:last], settings, rng)
-        if part.degenerate:
-            neutral = np.where(advantages[first:last] != 0, 1.0, settings.lambda_min)
-            part = TokenCoefficients(neutral, part.alpha, part.margins, part.degenerate)
+        part = _contrast(held.slice(first, last), advantages[first:last], settings, rng)
+        neutral[first:last] = part.degenerate is not None
         parts.append(part)
-    if all(part.degenerate for part in parts):
+    if neutral.all():
         ones, empty = np.ones_like(advantages), np.zeros_like(advantages)
         return TokenCoefficients(ones, empty, empty, "no group has advantages of both signs")
-    weights, alpha, margins = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("weights", "alpha", "margins")
-    )
-    return TokenCoefficients(weights, alpha, margins)
+    alpha, margins = (np.concatenate([getattr(part, name) for part in parts]) for name in ("alpha", "margins"))
+    found = _Contrast(alpha, margins).over_all_ranks(held, advantages, settings)
+    return replace(found, weights=np.where(neutral & (advantages != 0), 1.0, found.weights))
 
 
 def _contrast_shards(
-    features: FeatureReductions,
+    held: HeldFeatures,
     advantages: Doubles,
     shards: Ids,
     settings: CoefficientSettings,
@@ -324,11 +355,11 @@ def _contrast_shards(
     reasons = []
     for shard in range(settings.shards):
         inside = shards == shard
-        part = _contrast(features, np.where(inside, advantages, 0.0), settings, rng)
+        own = np.where(inside, advantages, 0.0)
+        part = _contrast(held, own, settings, rng).over_all_ranks(held, own, settings)
         reasons.append(part.degenerate)
         if part.degenerate is None:
-            own = replace(part, weights=part.weights[inside], alpha=part.alpha[inside])
-            weights[inside] = _weigh(own, settings, rng)
+            weights[inside] = _weigh(part.select(inside), settings, rng)
             alpha[inside], margins[inside] = part.alpha[inside], part.margins[inside]
     return TokenCoefficients(weights, alpha, margins, "no shard has advantages of both signs" if all(reasons) else None)
 

@@ -1,8 +1,8 @@
-"""Credit over several processes: every rank computes with the whole batch, but features stay on their own rank.
+"""Credit over several processes: features stay on their own rank, and only sums and scores cross.
 
-Every number except the features is a vector of N, small enough to hold whole on every rank. So each rank computes
-the coefficients of the whole batch, and only two things cross between ranks: the weighted sums, which are added up,
-and the projections of each rank's own tokens. The result cannot depend on which rank holds which tokens.
+Every rank knows the advantages of the whole batch and holds the features of some of its tokens. It compares its own
+tokens with the centroids; weighted sums and a few scalars are added up over ranks, and at the end every rank gets the
+scores of all tokens. The result does not depend on which rank holds which tokens.
 """
 
 from __future__ import annotations
@@ -33,57 +33,38 @@ class Ranks(Protocol):
         """The items of all ranks, in rank order."""
 
 
-class DistributedFeatures:
-    """The features of a batch of N tokens, of which this rank holds those at ``index``, ascending.
+@dataclass(frozen=True)
+class HeldFeatures:
+    """The features that this rank holds of a batch of N tokens: those at the positions ``index`` [n], ascending.
 
-    Every rank calls every method, even a rank that holds no token. A token that no rank holds has the feature 0;
-    only tokens without an advantage may be missing, and their features are never needed.
+    No two ranks hold the same token. Tokens without an advantage may be held by no rank.
     """
 
-    def __init__(self, own: Any, index: Ids, count: int, ranks: Ranks) -> None:
-        self._own = own  # features of len(index) tokens
-        self._index = index
-        self._count = count
-        self._ranks = ranks
+    features: FeatureReductions  # of n tokens
+    index: Ids
+    ranks: Ranks | None = None  # None: one process
 
-    def weighted_sum(self, weights: ArrayLike) -> Doubles:
-        """Σ_t weights[s, t]·v_t over all ranks, for weights [S, N]."""
-        return self._ranks.sum(np.asarray(self._own.weighted_sum(np.asarray(weights)[:, self._index]), np.float64))
+    def sum(self, array: Doubles) -> Doubles:
+        """The sum over ranks."""
+        return array if self.ranks is None or self.ranks.size == 1 else self.ranks.sum(array)
 
-    def project(self, direction: ArrayLike) -> Doubles:
-        """⟨v_t, direction⟩ for every token of every rank, [N]."""
-        return scatter_sum(self._own.project(direction), self._index, self._count, self._ranks)
+    def scatter(self, values: Doubles, count: int) -> Doubles:
+        """A vector [count] with every rank's values at its positions, and 0 where no rank holds the token."""
+        found = np.zeros(count)
+        found[self.index] = values
+        return self.sum(found)
 
-    def squared_norms(self) -> Doubles:
-        """‖v_t‖² for every token of every rank, [N]."""
-        return scatter_sum(self._own.squared_norms(), self._index, self._count, self._ranks)
-
-    def slice(self, start: int, stop: int) -> DistributedFeatures:
-        """The features of tokens start:stop of the batch."""
-        first, last = np.searchsorted(self._index, [start, stop])
-        own = self._own.slice(int(first), int(last))
-        return DistributedFeatures(own, self._index[first:last] - start, stop - start, self._ranks)
-
-    def close(self) -> None:
-        """Free this rank's features."""
-        self._own.close()
-
-
-def scatter_sum(values: ArrayLike, index: Ids, count: int, ranks: Ranks) -> Doubles:
-    """A float64 vector [count] with every rank's ``values`` at its ``index``.
-
-    Exact if no two ranks share an index: all other ranks add 0 there.
-    """
-    found = np.zeros(count)
-    found[index] = values
-    return ranks.sum(found)
+    def slice(self, start: int, stop: int) -> HeldFeatures:
+        """The tokens start:stop of the batch."""
+        first, last = (int(place) for place in np.searchsorted(self.index, [start, stop]))
+        part = self.features.slice(first, last)  # type: ignore[attr-defined]
+        return HeldFeatures(part, self.index[first:last] - start, self.ranks)
 
 
 @dataclass(frozen=True)
 class DistributedBatch:
     """The batch of all ranks, as every rank knows it."""
 
-    features: DistributedFeatures  # of N tokens
     advantages: Doubles  # [R]
     starts: Ids  # [R+1]
     groups: Ids | None  # [R]
@@ -91,12 +72,7 @@ class DistributedBatch:
 
 
 def gather_batch(
-    features: FeatureReductions,
-    advantages: Doubles,
-    starts: Ids,
-    groups: Ids | None,
-    rows: ArrayLike | None,
-    ranks: Ranks,
+    advantages: Doubles, starts: Ids, groups: Ids | None, rows: ArrayLike | None, ranks: Ranks
 ) -> DistributedBatch:
     """The whole batch from each rank's part; ``rows`` are the positions of its responses among those of all ranks.
 
@@ -118,9 +94,8 @@ def gather_batch(
     all_starts = np.concatenate([[0], np.cumsum(joined(1, np.int64))]).astype(np.int64)
     index = np.concatenate([np.arange(0), *(np.arange(all_starts[row], all_starts[row + 1]) for row in own)])
     return DistributedBatch(
-        features=DistributedFeatures(features, index, int(all_starts[-1]), ranks),
         advantages=joined(2, np.float64),
         starts=all_starts,
         groups=None if groups is None else joined(3, np.int64),
-        index=index,
+        index=index.astype(np.int64),
     )

@@ -37,9 +37,9 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
 
 def describe_scores(batch: ScoredBatch) -> dict[str, Any]:
     """Metrics of entropies, and of the gap between the sampler's log-probabilities and the trainer's."""
-    gap = np.abs(np.asarray(batch.scores.logprobs, np.float64) - batch.rollout.engine_logprobs)[batch.scored]
+    gap = np.abs(np.asarray(batch.old_logprobs, np.float64) - batch.rollout.engine_logprobs)[batch.scored]
     return {
-        "entropy_mean": float(np.mean(batch.scores.entropies, dtype=np.float64)),
+        "entropy_mean": float(np.mean(batch.entropies, dtype=np.float64)),
         "engine_gap_mean": float(gap.mean()) if len(gap) else None,
         "engine_gap_max": float(gap.max()) if len(gap) else None,
         "scored": float(batch.scored.mean()),

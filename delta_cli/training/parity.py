@@ -105,8 +105,8 @@ def replay(recipe: Recipe, model: str, batch: RolloutBatch, backend_name: str) -
         learner.close()
     gradient = {name: (before[name] - after[name]) / _LENGTH for name in before}
     return Replay(
-        np.asarray(scored.scores.logprobs, np.float64),
-        np.asarray(scored.scores.entropies, np.float64),
+        np.asarray(scored.old_logprobs, np.float64),
+        np.asarray(scored.entropies, np.float64),
         coefficients.weights,
         loss,
         gradient,

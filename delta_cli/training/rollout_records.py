@@ -14,10 +14,10 @@ from delta_cli.training.update import ScoredBatch
 
 def rollout_records(scored: ScoredBatch, coefficients: TokenCoefficients, tokenizer: Tokenizer) -> Iterator[JsonObject]:
     """One record per response: texts, ids, reward, advantage, and the numbers of every token."""
-    batch, scores, starts = scored.rollout, scored.scores, scored.rollout.sequences.starts
+    batch, starts = scored.rollout, scored.rollout.sequences.starts
     columns = {
-        "logprobs": scores.logprobs,
-        "entropies": scores.entropies,
+        "logprobs": scored.old_logprobs,
+        "entropies": scored.entropies,
         "coefficients": coefficients.weights,
         "margins": coefficients.margins,
     }

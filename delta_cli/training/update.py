@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,25 +12,24 @@ from backends.arrays import Bools, Doubles
 from backends.collective import SOLO, deal
 from backends.interface import (
     Collective,
-    Features,
     Floats,
     Ids,
     Learner,
     Proxy,
-    Scores,
     Sequences,
     starts_of,
     token_index,
 )
 from delta_cli.assets import model_path
-from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages, token_coefficients
+from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages
 from delta_cli.credit.blame import blame_weights
-from delta_cli.credit.distributed import DistributedFeatures, scatter_sum
+from delta_cli.credit.coefficients import batch_coefficients
+from delta_cli.credit.distributed import HeldFeatures
 from delta_cli.credit.surrogate import Totals
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
-from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
 from delta_cli.seeds import generator
 from delta_cli.training.blame import blamed_tokens
 
@@ -45,7 +44,9 @@ class ScoredBatch:
 
     rollout: RolloutBatch
     advantages: Doubles  # [R]
-    scores: Scores  # old log-probs, entropies and features of N tokens
+    old_logprobs: Floats  # [N] float32, under the policy before the update
+    entropies: Floats  # [N] float32, nats
+    features: HeldFeatures | None  # of the tokens that this rank holds
     reference_logprobs: Floats | None  # [N], only with a KL term
     scored: Bools  # [N] True: a forward pass computed the scores
 
@@ -116,21 +117,25 @@ class Updater:
         unless the method itself reads all of them or ``every`` is set.
         """
         advantages = group_advantages(batch.rewards, batch.groups, self.method.advantage)
-        reuse = self.recipe.scores_as_drawn and not every and self._kept_by_sampler(batch)
         wanted = np.full(len(batch.sequences), every or self._reads_all_responses) | (advantages != 0)
         rows = batch.rows(self._own_groups(batch.tokens_of_groups(wanted)))
         rows = rows[wanted[rows]]
-        index = token_index(batch.sequences.starts, rows)
         reference = None
         if self.recipe.update.kl_coefficient:
             own_reference = self.learner.reference(batch.sequences.select(rows))
-            reference = self._from_all_ranks(own_reference, index, batch)
-        if reuse:
-            scores, scored = self._sampler_scores(batch), np.zeros(len(batch.sequences.tokens), dtype=bool)
+            reference = self._from_all_ranks(own_reference, rows, wanted, batch)
+        if self.recipe.scores_as_drawn and not every and self._kept_by_sampler(batch):
+            assert batch.engine_entropies is not None
+            scored = np.zeros(len(batch.sequences.tokens), dtype=bool)
+            logprobs, entropies, local = batch.engine_logprobs, batch.engine_entropies, batch.features
         else:
-            scores, scored = self._forward(batch, rows, index), np.repeat(wanted, batch.sequences.lengths)
-        self._check_finite(scores)
-        return ScoredBatch(batch, advantages, scores, reference, scored)
+            scored = np.repeat(wanted, batch.sequences.lengths)
+            logprobs, entropies, local = self._forward(batch, rows, wanted)
+        self._check_finite(logprobs)
+        held = None
+        if local is not None:
+            held = HeldFeatures(local.features, token_index(batch.sequences.starts, local.rows), self.ranks)
+        return ScoredBatch(batch, advantages, logprobs, entropies, held, reference, scored)
 
     @property
     def _reads_all_responses(self) -> bool:
@@ -142,37 +147,25 @@ class Updater:
     def _kept_by_sampler(self, batch: RolloutBatch) -> bool:
         return batch.engine_entropies is not None and (self.proxy is None or batch.features is not None)
 
-    def _sampler_scores(self, batch: RolloutBatch) -> Scores:
-        features: Features | None = None
-        if batch.features is not None:
-            index = token_index(batch.sequences.starts, batch.features.rows)
-            count = len(batch.sequences.tokens)
-            features = DistributedFeatures(batch.features.features, index, count, self.ranks)
-        assert batch.engine_entropies is not None
-        return Scores(batch.engine_logprobs, batch.engine_entropies, features)
+    def _forward(self, batch: RolloutBatch, rows: Ids, wanted: Bools) -> tuple[Floats, Floats, LocalFeatures | None]:
+        """Log-probs, entropies and features from one forward pass, of which this rank runs ``rows``.
 
-    def _forward(self, batch: RolloutBatch, rows: Ids, index: Ids) -> Scores:
-        """Scores from one forward pass of this rank over ``rows``, whose tokens are at ``index``.
-
-        Tokens that no rank scores keep the sampler's numbers.
+        Together the ranks run all ``wanted`` [R] responses. The tokens of the others keep the sampler's numbers.
         """
         if batch.features is not None:
             batch.features.features.close()
         own = self.learner.score(batch.sequences.select(rows), self.proxy)
-        known = scatter_sum(np.ones(len(index)), index, len(batch.sequences.tokens), self.ranks) > 0
-        features: Features | None = own.features
-        if own.features is not None and not (self.ranks.size == 1 and known.all()):
-            features = DistributedFeatures(own.features, index, len(known), self.ranks)
+        known = np.repeat(wanted, batch.sequences.lengths)
         surprisal = -batch.engine_logprobs if batch.engine_entropies is None else batch.engine_entropies
-        return Scores(
-            np.where(known, self._from_all_ranks(own.logprobs, index, batch), batch.engine_logprobs),
-            np.where(known, self._from_all_ranks(own.entropies, index, batch), surprisal),
-            features,
+        return (
+            np.where(known, self._from_all_ranks(own.logprobs, rows, wanted, batch), batch.engine_logprobs),
+            np.where(known, self._from_all_ranks(own.entropies, rows, wanted, batch), surprisal),
+            None if own.features is None else LocalFeatures(rows, own.features),
         )
 
-    def _check_finite(self, scores: Scores) -> None:
+    def _check_finite(self, logprobs: Floats) -> None:
         """Raise UserError if the first log-probabilities are not finite; every rank sees the same ones."""
-        if not self._checked and not np.isfinite(scores.logprobs).all():
+        if not self._checked and not np.isfinite(logprobs).all():
             raise UserError(
                 f"{self.recipe.model.path}: the first log-probabilities are not finite, so the weights are damaged or "
                 'the compute overflows; download the model again, or set model.dtype = "float32"'
@@ -183,22 +176,19 @@ class Updater:
 
     def credit(self, batch: ScoredBatch, step: int) -> TokenCoefficients:
         """The weight of every token, fixed for all updates on the batch. Closes the features."""
-        features = batch.scores.features
-        if features is None:
-            ones, zeros = np.ones(len(batch.scores.logprobs)), np.zeros(len(batch.scores.logprobs))
+        held, rollout = batch.features, batch.rollout
+        if held is None:
+            ones, zeros = np.ones(len(batch.old_logprobs)), np.zeros(len(batch.old_logprobs))
             return self._with_blame(batch, TokenCoefficients(ones, zeros, zeros))
-        fixed = {} if self.temperatures is None else {"temperature": self.temperatures}
+        settings = self.recipe.delta.resolve()
+        if self.temperatures is not None:
+            settings = replace(settings, temperature=self.temperatures)
+        groups = rollout.groups if self.recipe.delta.scope == "group" else None
+        rng = generator(self.recipe.run.seed, step, "coefficients")
         try:
-            coefficients = token_coefficients(
-                features,
-                batch.advantages,
-                batch.rollout.sequences.starts,
-                groups=batch.rollout.groups if self.recipe.delta.scope == "group" else None,
-                rng=generator(self.recipe.run.seed, step, "coefficients"),
-                **asdict(self.recipe.delta.resolve()) | fixed,
-            )
+            coefficients = batch_coefficients(held, batch.advantages, rollout.sequences.starts, settings, groups, rng)
         finally:
-            features.close()
+            held.features.close()  # type: ignore[attr-defined]  # a backend's can be closed
         if self.recipe.delta.temperature == "first" and coefficients.degenerate is None:
             self.temperatures = self.temperatures or coefficients.temperatures
         return self._with_blame(batch, coefficients)
@@ -281,11 +271,11 @@ class Updater:
             return None if values is None else np.asarray(values, np.float64)[index]
 
         mini_batch = MiniBatch(
-            logp_old=np.asarray(batch.scores.logprobs, np.float64)[index],
+            logp_old=np.asarray(batch.old_logprobs, np.float64)[index],
             advantages=batch.advantages[rows],
             starts=starts_of(rollout.sequences.lengths[rows]),
             weights=coefficients.weights[index],
-            entropies=chosen(batch.scores.entropies),
+            entropies=chosen(batch.entropies),
             kept=~rollout.truncated[rows] if settings.drop_truncated else None,
             max_length=self.recipe.rollout.max_tokens,
             reference_logp=chosen(batch.reference_logprobs),
@@ -299,9 +289,19 @@ class Updater:
         """Which of the groups, of so many tokens each, this rank computes, ascending."""
         return deal(tokens, self.ranks.size)[self.ranks.rank]
 
-    def _from_all_ranks(self, values: Floats, index: Ids, batch: RolloutBatch) -> Floats:
-        """A float32 vector [N] from each rank's values at its ``index``; 0 where no rank has one."""
-        return scatter_sum(values, index, len(batch.sequences.tokens), self.ranks).astype(np.float32)
+    def _from_all_ranks(self, values: Floats, rows: Ids, wanted: Bools, batch: RolloutBatch) -> Floats:
+        """A float32 vector [N] from each rank's values of its ``rows``; 0 for responses that are not ``wanted`` [R].
+
+        Only the wanted tokens cross between ranks.
+        """
+        sequences = batch.sequences
+        every = token_index(sequences.starts, np.flatnonzero(wanted))
+        own = np.searchsorted(every, token_index(sequences.starts, rows))
+        compact = np.zeros(len(every), np.float32)
+        compact[own] = values
+        found = np.zeros(len(sequences.tokens), np.float32)
+        found[every] = self.ranks.sum(compact)
+        return found
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def test_the_weights_are_those_of_training(batch: RolloutBatch, backend: Engine,
     updater = Updater(recipe, backend)
     scored = updater.score(batch)
     np.testing.assert_array_equal(found["delta"], updater.credit(scored, 0).weights)
-    np.testing.assert_allclose(found["surprisal"], -scored.scores.logprobs)
+    np.testing.assert_allclose(found["surprisal"], -scored.old_logprobs)
     assert len({values.tobytes() for values in found.values()}) == len(found) - 3  # one group: both scopes agree
 
 

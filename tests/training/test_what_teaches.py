@@ -184,10 +184,10 @@ def test_tokens_that_were_not_scored_have_the_engines_numbers(model: Path) -> No
         idle = ~found.scored
         rows = np.repeat(np.arange(16), batch.sequences.lengths)
         assert set(rows[idle].tolist()) == {row for row in IDLE if batch.sequences.lengths[row]}
-        assert (found.scores.logprobs[idle] == -3).all()
-        assert (found.scores.entropies[idle] == expected).all()
-        np.testing.assert_allclose(found.scores.logprobs[~idle], known.logprobs[~idle], atol=1e-6)
-        np.testing.assert_allclose(found.scores.entropies[~idle], known.entropies[~idle], atol=1e-6)
+        assert (found.old_logprobs[idle] == -3).all()
+        assert (found.entropies[idle] == expected).all()
+        np.testing.assert_allclose(found.old_logprobs[~idle], known.logprobs[~idle], atol=1e-6)
+        np.testing.assert_allclose(found.entropies[~idle], known.entropies[~idle], atol=1e-6)
     engine.close()
 
 
