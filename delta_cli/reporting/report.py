@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -17,7 +18,7 @@ from delta_cli import __version__
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, EvaluationResult
 from delta_cli.reporting.coefficient_statistics import CoefficientStatistics
-from delta_cli.reporting.figures import Drawing, charts, phase_means
+from delta_cli.reporting.figures import Chart, Drawing, charts, phase_means
 from delta_cli.reporting.html_pages import environment
 from delta_cli.reporting.inspection import Inspection, build, most_mixed
 from delta_cli.runs.metrics import METRICS
@@ -74,31 +75,38 @@ def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None
     """
     opened = [RecordedRun(path) for path in runs]
     _distinguish(opened)
+    with _writing():
+        for folder in filter(None, (output.parent, figures)):
+            folder.mkdir(parents=True, exist_ok=True)  # fails before anything is drawn
     drawn = [(chart, Drawing(chart, opened)) for chart in charts(opened)]
-    views = [_view(run, PAGE_TOKENS // len(opened)) for run in opened]
-    page = (
+    page = _page(opened, drawn)
+    with _writing():
+        output.write_text(page, encoding="utf-8")
+        files = [drawing.write_files(figures) for _, drawing in drawn] if figures is not None else []
+    return [output, *(file for both in files for file in both)]
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
+
+
+def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]]) -> str:
+    return (
         environment()
         .get_template("report.html.jinja")
         .render(
-            views=views,
+            views=[_view(run, PAGE_TOKENS // len(runs)) for run in runs],
             charts=[(chart, Markup(drawing.svg())) for chart, drawing in drawn],
-            steps=sorted({record["step"] for run in opened for record in run.evaluations}),
-            differing=differing(opened),
+            steps=sorted({record["step"] for run in runs for record in run.evaluations}),
+            differing=differing(runs),
             metrics=METRICS,
             made=f"{datetime.now():%Y-%m-%d %H:%M}, delta {__version__}",
         )
     )
-    written = [output]
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
-        if figures is not None:
-            figures.mkdir(parents=True, exist_ok=True)
-            for _, drawing in drawn:
-                written += drawing.write_files(figures)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
-    return written
 
 
 def differing(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -16,3 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/integrations" in item.path.as_posix():
             for module in ("trl", "transformers", "torch", "accelerate", "peft"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:::{module}"))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Every training of TRL collects garbage, a third of a second with all that is imported: leave that out."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 from trl import GRPOTrainer
 
@@ -17,7 +20,9 @@ from backends.interface import Proxy, Sequences
 from backends.registry import create
 from backends.settings import BackendSettings
 from delta_cli.credit import token_coefficients
-from delta_cli.integrations.trl import DelTAConfig, DelTATrainer, scoring, trainer
+from delta_cli.integrations.trl import DelTAArguments, DelTAConfig, DelTATrainer, scoring, trainer
+from delta_cli.integrations.trl import credit as credit_module
+from delta_cli.integrations.trl.credit import BatchCredit
 from tests.credit import oracle
 from tests.integrations.tiny import MODEL, model, questions, right, settings, tokenizer, weights
 
@@ -130,7 +135,7 @@ def own(seen: Seen, proxy: Proxy, temperature: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mini_batches", [1, 2], ids=["forward of ours", "forward of TRL's"])
-@pytest.mark.parametrize("proxy", ["output_row", "hidden_topk", "hidden_exact"])
+@pytest.mark.parametrize("proxy", ["output_row", "hidden_exact", "hidden_topk"])
 def test_they_are_the_oracles_and_deltas(proxy: Any, mini_batches: int, seen: list[Seen], tmp_path: Path) -> None:
     rows = {"per_device_train_batch_size": 16 // mini_batches, "steps_per_generation": mini_batches}
     train(tmp_path, delta_proxy=proxy, delta_topk=5, temperature=0.8, **rows)
@@ -140,6 +145,56 @@ def test_they_are_the_oracles_and_deltas(proxy: Any, mini_batches: int, seen: li
     assert found.flat.std() > 0.01
     assert abs(found.flat.mean() - 1) < 1e-6
     assert (found.weights[~found.counted] == 1).all()
+
+
+@dataclass
+class Rescored:
+    """A generation batch in two chunks of a trainer whose weights stay, to be credited again in other ways."""
+
+    trainer: Any
+    batch: Batch  # with advantages [B]
+
+    def credit(self, **changes: Any) -> BatchCredit:
+        """The credit with these arguments, by a forward of its own."""
+        arguments = DelTAArguments(**changes)
+        scored = self.score(arguments, self.batch)
+        rng = np.random.default_rng(0)
+        return trainer.credit(self.batch, scored, arguments.delta_section(), self.trainer.accelerator, 4, rng)
+
+    def score(self, arguments: DelTAArguments, batch: Batch) -> scoring.ScoredCompletions:
+        """The features of some of the rows, in chunks of eight."""
+        Accelerator(cpu=True)  # a config that another test made has reset the state that all accelerators share
+        scorer = scoring.FeatureScorer(self.trainer, arguments)
+        ids, masks = (
+            torch.cat([batch[f"{part}_{name}"] for part in ("prompt", "completion")], dim=1) for name in ("ids", "mask")
+        )
+        with scorer.scoring():
+            forward = super(DelTATrainer, self.trainer)._get_per_token_logps_and_entropies
+            width = batch["completion_ids"].shape[1]
+            return scorer.score(forward, self.trainer.model, ids, masks, width, batch_size=8)
+
+    def seen(self, found: BatchCredit) -> Seen:
+        """What the slow oracle needs."""
+        return Seen(self.batch, found.weights, copy.deepcopy(self.trainer.model))
+
+
+@pytest.fixture(scope="module")
+def rescored(tmp_path_factory: pytest.TempPathFactory) -> Rescored:
+    """Four prompts × four completions, right and wrong ones among them."""
+    with pytest.MonkeyPatch.context() as patched:
+        found: list[Batch] = []
+        credit = trainer.credit
+
+        def spy(output: Batch, *rest: Any) -> Any:
+            found.append(
+                {name: value.clone() for name, value in output.items() if torch.is_tensor(value) and value.dim()}
+            )
+            return credit(output, *rest)
+
+        patched.setattr(trainer, "credit", spy)
+        run = train(tmp_path_factory.mktemp("rescored"), learning_rate=0.0, delta_rollouts_every=0)
+    assert found[0]["advantages"].count_nonzero()
+    return Rescored(run, found[0])
 
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -153,20 +208,18 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "top": {"weighting": "top", "share": 0.3},
     "bottom": {"weighting": "bottom"},
     "count": {"normalise": "count"},
+    "group": {"scope": "group"},
 }
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_every_option_reaches_the_core(name: str, seen: list[Seen], tmp_path: Path) -> None:
-    train(tmp_path, **{f"delta_{key}": value for key, value in ABLATIONS[name].items()})
-    [found] = seen
-    np.testing.assert_allclose(found.flat, slow(found, **ABLATIONS[name]), rtol=0, atol=1e-5)
-
-
-def test_centroids_inside_groups(seen: list[Seen], tmp_path: Path) -> None:
-    train(tmp_path, delta_scope="group")
-    [found] = seen
-    np.testing.assert_allclose(found.flat, slow(found, groups=np.arange(16) // 4), rtol=0, atol=5e-6)
+def test_every_option_reaches_the_core(name: str, rescored: Rescored) -> None:
+    arguments = {f"delta_{key}": value for key, value in ABLATIONS[name].items()}
+    found = rescored.seen(rescored.credit(**arguments))
+    options = {key: value for key, value in ABLATIONS[name].items() if key != "scope"}
+    groups = {"groups": np.arange(16) // 4} if name == "group" else {}
+    np.testing.assert_allclose(found.flat, slow(found, **options, **groups), rtol=0, atol=1e-5)
+    assert found.flat.std() > 0.01
 
 
 def test_truncated_completions_are_no_part_of_it(seen: list[Seen], tmp_path: Path) -> None:
@@ -183,17 +236,65 @@ def test_truncated_completions_are_no_part_of_it(seen: list[Seen], tmp_path: Pat
 )
 @pytest.mark.parametrize("scope", ["batch", "group"])
 def test_bytes_decide_where_features_are_not_what_they_say(
-    scope: Any, device_share: float, host_share: float, seen: list[Seen], tmp_path: Path
+    scope: str, device_share: float, host_share: float, rescored: Rescored
 ) -> None:
-    rows = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "delta_scope": scope}
-    train(tmp_path / "whole", **rows)
-    bytes_of_all = int(seen[0].counted.sum()) * 64 * 4
+    whole = rescored.credit(delta_scope=scope)
+    bytes_of_all = int(whole.counted.sum()) * 64 * 4
     budgets = {
         "delta_feature_bytes": int(bytes_of_all * device_share),
         "delta_feature_host_bytes": int(bytes_of_all * host_share),
     }
-    train(tmp_path / "split", **rows, **budgets)
-    np.testing.assert_allclose(seen[1].flat, seen[0].flat, rtol=0, atol=1e-6)
+    split = rescored.credit(delta_scope=scope, **budgets)
+    np.testing.assert_allclose(split.weights, whole.weights, rtol=0, atol=1e-6)
+    assert whole.weights.std() > 0.01
+
+
+class Rank:
+    """In place of an accelerator: one of two threads that add up and gather as two processes would."""
+
+    num_processes, device = 2, torch.device("cpu")
+
+    def __init__(self, process_index: int, together: threading.Barrier, slots: list[Any]) -> None:
+        self.process_index, self._together, self._slots = process_index, together, slots
+
+    def all(self, mine: Any) -> list[Any]:
+        self._slots[self.process_index] = mine
+        self._together.wait(10)
+        found = list(self._slots)
+        self._together.wait(10)
+        return found
+
+    def reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
+        assert how == "sum"
+        return sum(self.all(tensor))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("scope", ["batch", "group"])
+def test_two_processes_are_credited_as_one(scope: str, rescored: Rescored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With threads for processes; test_trl_two_processes.py has real ones."""
+    together, slots = threading.Barrier(2), [None, None]
+    ranks = [Rank(index, together, slots) for index in (0, 1)]
+    here = threading.local()
+    monkeypatch.setattr(credit_module, "gather_object", lambda item: [one for [one] in here.rank.all(item)])
+    arguments = DelTAArguments(delta_scope=scope)
+    halves = [{name: value[8 * index : 8 * index + 8] for name, value in rescored.batch.items()} for index in (0, 1)]
+    scored = [rescored.score(arguments, half) for half in halves]
+
+    def credited(index: int) -> torch.Tensor:
+        here.rank = ranks[index]
+        rng = np.random.default_rng(0)
+        found = trainer.credit(halves[index], scored[index], arguments.delta_section(), ranks[index], 4, rng)
+        return found.weights
+
+    with ThreadPoolExecutor(2) as pool:
+        found = torch.cat(list(pool.map(credited, (0, 1))))
+    whole = rescored.credit(delta_scope=scope).weights
+    np.testing.assert_allclose(found, whole, rtol=0, atol=2e-6)
+    if scope == "batch":  # a process by itself would say otherwise
+        scored = [rescored.score(arguments, half) for half in halves]
+        monkeypatch.setattr(Rank, "num_processes", 1)
+        monkeypatch.setattr(Rank, "all", lambda self, mine: [mine])
+        assert (credited(0) - whole[:8]).abs().max() > 1e-3
 
 
 class Wide(TorchDispatchMode):
@@ -209,9 +310,7 @@ class Wide(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("proxy", ["output_row", "hidden_topk", "hidden_exact"])
-def test_logits_of_all_tokens_never_exist(
-    proxy: Any, seen: list[Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_of_all_tokens_never_exist(proxy: str, rescored: Rescored, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head's own forward is TRL's and left out; what we add sees a chunk of tokens at a time."""
     monkeypatch.setattr(scoring, "HEAD_CHUNK", 10)
     watch = Wide()
@@ -223,9 +322,8 @@ def test_logits_of_all_tokens_never_exist(
             return rows(self, hidden, targets)
 
     monkeypatch.setattr(scoring.FeatureScorer, "_rows", watched)
-    train(tmp_path, delta_proxy=proxy)
+    rescored.credit(delta_proxy=proxy)
     assert watch.rows == (0 if proxy == "output_row" else 10)
-    assert len(seen) == 1
 
 
 def with_tools(prompts: list[str], owner: Any) -> dict[str, Any]:
@@ -284,8 +382,12 @@ class FakeEngine:
         return prompts, completions, [[[-0.1]] * len(ids) for ids in completions], None
 
 
-@pytest.mark.parametrize("correction", [True, False])
-@pytest.mark.parametrize("mode", ["server", "colocate"])
+ENGINES = [("colocate", True), ("colocate", False), ("server", True), ("server", False)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "correction"), [ENGINES[0], *(pytest.param(*each, marks=pytest.mark.long) for each in ENGINES[1:])]
+)
 def test_an_engine_that_draws_and_its_correction(
     mode: str, correction: bool, seen: list[Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,9 @@
-"""The example script runs as it says, on one process and on two."""
+"""The example script runs as it says: in this process, as a command, and on two processes."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from delta_cli.runs.records import RecordedRun
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "trl_delta.py"
-SMALL = ["--max_steps", "4", "--steps_per_generation", "2", "--learning_rate", "1e-4"]
+SMALL = ["--max_steps", "2", "--steps_per_generation", "1", "--learning_rate", "1e-4"]
+SMALL += ["--max_completion_length", "24", "--num_generations", "8"]
 
 
 def run(folder: Path, *command: str) -> str:
@@ -34,10 +36,17 @@ def check(folder: Path, printed: str, responses: int) -> None:
     assert len({round(weight, 3) for response in recorded for weight in response.coefficients}) > 10
 
 
+def test_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *SMALL, "--per_device_train_batch_size", "32"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    check(tmp_path, capsys.readouterr().out, 32)
+
+
 @pytest.mark.long
-def test_one_process(tmp_path: Path) -> None:
+def test_as_a_command(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(SCRIPT), *SMALL, "--per_device_train_batch_size", "32")
-    check(tmp_path, printed, 64)
+    check(tmp_path, printed, 32)
 
 
 @pytest.mark.long
@@ -48,7 +57,7 @@ def test_two_processes(tmp_path: Path) -> None:
         port = str(probe.getsockname()[1])
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
     printed = run(tmp_path, *launcher, str(SCRIPT), *SMALL, "--per_device_train_batch_size", "16")
-    check(tmp_path, printed, 64)
+    check(tmp_path, printed, 32)
 
 
 def test_the_marked_lines_are_all_that_differs() -> None:

@@ -28,9 +28,18 @@ def train(folder: Path, reward: Any = right, **changes: Any) -> Any:
     return run
 
 
-def test_trl_logs_the_statistics(tmp_path: Path) -> None:
-    run = train(tmp_path)
-    for entry in run.state.log_history[:2]:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Four steps with all records, the rollouts of every second one."""
+    return train(tmp_path_factory.mktemp("recorded"), max_steps=4, log_completions=True)
+
+
+def folder_of(run: Any) -> Path:
+    return Path(run.args.output_dir)
+
+
+def test_trl_logs_the_statistics(recorded: Any) -> None:
+    for entry in recorded.state.log_history[:2]:
         assert abs(entry["delta/coefficient_mean"] - 1) < 1e-6
         assert entry["delta/coefficient_min"] < 0.95 < 1.05 < entry["delta/coefficient_max"]
         assert 0 <= entry["delta/margin_positive"] <= 1
@@ -47,37 +56,42 @@ def test_no_contrast_is_said_and_changes_nothing(tmp_path: Path) -> None:
     assert table[COLUMN].isna().all()
 
 
-@pytest.mark.parametrize("evaluate", [False, True])
-def test_the_completions_table_names_the_most_amplified_token(evaluate: bool, tmp_path: Path) -> None:
-    """Evaluations add rows to TRL's tables too: the column must not slip against the others."""
-    changes = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8} if evaluate else {}
-    train(tmp_path, log_completions=True, delta_rollouts_every=1, **changes)
-    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+def test_the_completions_table_names_the_most_amplified_token(recorded: Any) -> None:
+    check_table(folder_of(recorded), 16)
+
+
+@pytest.mark.long
+def test_evaluations_keep_the_completions_table_aligned(tmp_path: Path) -> None:
+    """Evaluations add rows to TRL's tables too, and the column must not slip against the others."""
+    changes = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    train(tmp_path, log_completions=True, **changes)
+    check_table(tmp_path, 8)  # of 16 rows kept, the evaluation's are the last 8
+
+
+def check_table(folder: Path, rows: int) -> None:
+    table = pd.read_parquet(folder / "completions" / "completions_00001.parquet")
     table = table[table[COLUMN].notna()]
-    assert len(table) == (16 if not evaluate else 8)  # of 16 rows kept, the evaluation's are the last 8
-    recorded = {}
-    for response in RecordedRun(tmp_path / "delta").responses(1):
+    assert len(table) == rows
+    said = {}
+    for response in RecordedRun(folder / "delta").responses(1):
         at = int(np.argmax(response.coefficients))
         piece = tokenizer().decode([int(response.tokens[at])])
-        recorded.setdefault(response.text, f"{piece!r} {response.coefficients[at]:.2f}")
-    for text, said in zip(table["completion"], table[COLUMN], strict=True):
-        assert said == recorded[text]
+        said.setdefault(response.text, f"{piece!r} {response.coefficients[at]:.2f}")
+    assert [said[text] for text in table["completion"]] == table[COLUMN].tolist()
 
 
-def test_inspect_and_report_open_what_is_written(tmp_path: Path) -> None:
-    run = train(tmp_path, max_steps=4)
-    folder = tmp_path / "delta"
-    recorded = RecordedRun(folder)
-    assert recorded.steps == [1, 3]
-    assert [record["step"] for record in recorded.metrics] == [1, 2, 3, 4]
-    assert {name for record in recorded.metrics for name in record} <= set(METRICS)
-    for record, entry in zip(recorded.metrics, run.state.log_history, strict=False):
+def test_what_is_written_is_what_trl_logged(recorded: Any) -> None:
+    run = RecordedRun(folder_of(recorded) / "delta")
+    assert run.steps == [1, 3]
+    assert [record["step"] for record in run.metrics] == [1, 2, 3, 4]
+    assert {name for record in run.metrics for name in record} <= set(METRICS)
+    for record, entry in zip(run.metrics, recorded.state.log_history, strict=False):
         assert record["reward_mean"] == pytest.approx(entry["reward"])
         assert record["accuracy"] == pytest.approx(entry["reward"])  # rewards are 0 or 1
         assert record["response_length_mean"] == pytest.approx(entry["completions/mean_length"])
-        recorded_step = record["step"] in recorded.steps  # entropies take TRL's forward more memory: none elsewhere
-        assert record["entropy_mean"] == (pytest.approx(entry["entropy"], rel=1e-4) if recorded_step else None)
-    responses = list(recorded.responses(1))
+        with_rollouts = record["step"] in run.steps  # entropies take TRL's forward more memory: none elsewhere
+        assert record["entropy_mean"] == (pytest.approx(entry["entropy"], rel=1e-4) if with_rollouts else None)
+    responses = list(run.responses(1))
     assert len(responses) == 16
     assert [response.group for response in responses] == np.repeat(range(4), 4).tolist()
     weights = np.concatenate([response.coefficients for response in responses])
@@ -87,7 +101,12 @@ def test_inspect_and_report_open_what_is_written(tmp_path: Path) -> None:
         assert len(response) == len(response.coefficients) == len(response.logprobs) == len(response.entropies)
         assert response.correct == (f"\\boxed{{{response.answer}}}" in response.text)
         assert response.prompt.startswith(response.problem)
-    inspection = inspect_run(folder, step=1, problem=responses[4].problem)
+
+
+def test_inspect_and_report_open_what_is_written(recorded: Any, tmp_path: Path) -> None:
+    folder = folder_of(recorded) / "delta"
+    third = list(RecordedRun(folder).responses(1))[4].problem
+    inspection = inspect_run(folder, step=1, problem=third)
     assert len(inspection.reads) == 4
     assert inspection.reads[0].pieces[-1] == "<|endoftext|>"
     write_report([folder], tmp_path / "report.html")

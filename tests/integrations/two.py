@@ -6,6 +6,7 @@ trainer and with ours, and leaves in FOLDER what the tests compare.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def credits(folder: Path) -> dict[str, Any]:
 def main() -> None:
     """All of it, into a file for each process."""
     folder = Path(sys.argv[1])
+    gc.freeze()  # every training collects garbage, which takes long with all that is imported
     result = {"parity": parity(folder / "runs"), "credit": credits(folder)}
     torch.save(result, folder / f"rank-{dist.get_rank()}.pt")
     dist.barrier()

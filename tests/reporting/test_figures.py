@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from delta_cli.reporting.figures import COLOURS, LINE, WIDER, Drawing, charts
-from delta_cli.reporting.report import write_report
 from delta_cli.runs.records import RecordedRun
 from tests.reporting import synthetic
 
@@ -22,7 +20,7 @@ def named(path: Path, name: str) -> RecordedRun:
     return run
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", [1, 7, pytest.param(3, marks=pytest.mark.long)])
 def test_names_lie_beside_the_axes(run_path: Path, count: int) -> None:
     """No legend over a line or beyond the figure's edge, however many and long the names; axes keep their height."""
     runs = [named(run_path, f"{place} of a study with a long name") for place in range(count)]
@@ -40,16 +38,6 @@ def test_names_lie_beside_the_axes(run_path: Path, count: int) -> None:
             assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1, chart.name
             assert chart.name == "phases" or axes.get_window_extent().height > 150, chart.name
     assert legends >= (2 if count == 1 else 9)  # one run needs no name over its own lines
-
-
-def test_a_figure_is_laid_out_once(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the page and both files together: the layout takes longer than the drawing."""
-    layouts = []
-    execute = ConstrainedLayoutEngine.execute
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, fig: (layouts.append(fig), execute(self, fig)))
-    other = synthetic.run(tmp_path / "other", steps=2).path
-    written = write_report([run_path, other], tmp_path / "report.html", tmp_path / "figures")
-    assert len(layouts) == (len(written) - 1) / 2 == len(set(layouts))
 
 
 def test_runs_that_coincide_stay_visible(run_path: Path, tmp_path: Path) -> None:

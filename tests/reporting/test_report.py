@@ -9,9 +9,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import parse_recipe, to_toml
+from delta_cli.reporting import report
 from delta_cli.reporting.coefficient_statistics import TokenCredit
 from delta_cli.reporting.figures import COLOURS, LONGEST_NAME, Chart, Drawing, charts
 from delta_cli.reporting.report import differing, write_report
@@ -42,8 +44,11 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
     assert seen.tags.count("svg") == 12
 
 
-def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
+def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run in the legend, the differing recipe keys in a table, figures as PNG and SVG; equal names told apart."""
+    layouts = []
+    execute = ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, fig: (layouts.append(fig), execute(self, fig)))
     other = synthetic.run(tmp_path / "small", steps=2)
     text = other.recipe.read_text(encoding="utf-8").replace("seed = 0", "seed = 7")
     other.recipe.write_text(text, encoding="utf-8")
@@ -56,6 +61,8 @@ def test_several_runs_are_overlaid(run_path: Path, tmp_path: Path) -> None:
     assert {file.suffix for file in written} == {".html", ".png", ".svg"}
     assert all(file.stat().st_size > 1000 for file in written)
     assert (figures / "reward.png").read_bytes().startswith(b"\x89PNG")
+    # One layout for the page and both files together: it takes longer than the drawing.
+    assert len(layouts) == (len(written) - 1) / 2 == len(set(layouts))
     runs = [RecordedRun(run_path), RecordedRun(other.path)]
     assert differing(runs) == {"run.seed": [0, 7]}
 
@@ -74,12 +81,14 @@ def test_recipes_with_several_rewards_differ_by_their_names(tmp_path: Path) -> N
 def test_hostile_names_and_text(hostile_path: Path, tmp_path: Path) -> None:  # noqa: F811
     """A run's name is neither formula nor markup, in the page as in the drawings."""
     write_report([hostile_path, hostile_path], tmp_path / "report.html")
-    seen = Seen((tmp_path / "report.html").read_text(encoding="utf-8"))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    seen = Seen(page)
     assert "script" not in seen.tags
     assert "hostile $x^2$ <b>" in seen.text
-    runs = [RecordedRun(hostile_path)] * 2
-    for chart in charts(runs):
-        ElementTree.fromstring(Drawing(chart, runs).svg())
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) > 8
+    for each in drawings:
+        ElementTree.fromstring(each)
 
 
 def test_a_run_before_its_first_step(tmp_path: Path) -> None:
@@ -97,8 +106,9 @@ def test_values_that_are_missing_or_not_finite(tmp_path: Path) -> None:
     write_report([folder.path], tmp_path / "report.html")
 
 
-def test_where_nothing_can_be_written(run_path: Path, tmp_path: Path) -> None:
-    """One line that names the place."""
+def test_where_nothing_can_be_written(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the place, before anything is drawn."""
+    monkeypatch.setattr(report, "charts", None)
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match=r"cannot be written .* choose another place"):
         write_report([run_path], tmp_path / "file" / "report.html")

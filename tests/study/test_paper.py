@@ -236,11 +236,11 @@ def test_the_whole_protocol_killed_and_started_again_prints_the_same(tmp_path: P
         with (tmp_path / log).open("wb") as output:
             return subprocess.Popen([*command, "--out", out], cwd=tmp_path, stdout=output, stderr=output)
 
-    def until(log: str, part: str) -> None:
+    def trains(name: str) -> None:
         deadline = time.monotonic() + 120
-        while part not in (tmp_path / log).read_text():
-            assert time.monotonic() < deadline, (tmp_path / log).read_text()
-            time.sleep(0.1)
+        while not (tmp_path / "parts" / "runs" / name / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline, [file.read_text() for file in tmp_path.glob("[0-9]")]
+            time.sleep(0.05)
 
     assert start("through", "0").wait(300) == 0, (tmp_path / "0").read_text()
     table = (tmp_path / "through" / "table.txt").read_text()
@@ -249,13 +249,11 @@ def test_the_whole_protocol_killed_and_started_again_prints_the_same(tmp_path: P
     assert [row[0] for row in rows] == ["delta", "dapo"]
 
     first = start("parts", "1")
-    until("1", "delta-seed0 begins")
-    time.sleep(2)  # into the training
+    trains("delta-seed0")
     first.kill()
     first.wait()
     second = start("parts", "2")  # waits for the run that the first one left behind
-    until("2", "dapo-seed0 begins")
-    time.sleep(2)
+    trains("dapo-seed0")
     second.send_signal(signal.SIGTERM)
     assert second.wait(120) == 128 + signal.SIGTERM, (tmp_path / "2").read_text()
     assert "go on with: delta study small.toml --scale tiny" in (tmp_path / "2").read_text()
