@@ -144,7 +144,7 @@ def _of_self(node: ast.Attribute) -> bool:
 class Instrument(ast.NodeTransformer):
     """Tells the judge of each assert that held, and of failures that an ``except`` would hide.
 
-    The judge's functions ``_held``, ``_swallowed``, ``_all`` and ``_made`` are in the tests' globals.
+    The judge's functions ``_held``, ``_swallowed``, ``_all``, ``_noted`` and ``_made`` are in the tests' globals.
     """
 
     def __init__(self, tests: ParsedTests) -> None:
@@ -171,6 +171,11 @@ class Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "all" and "all" not in self.tests.bound:
             node.func = ast.copy_location(ast.Name("_all", ast.Load()), node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "all":  # of an array, or numpy's
+            if node.args:
+                node.args[0] = _call("_noted", node.args[0])
+            else:
+                node.func.value = _call("_noted", node.func.value)
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("assertEqual", "assertEquals"):
             sides = node.args[:2]
             self._made(sides)

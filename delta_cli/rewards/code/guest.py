@@ -164,11 +164,13 @@ class ProgramServer:
         return special[verb](target)
 
     def resolve(self, data: Message) -> Any:
-        """What the judge means by a tag: a function of the tests, an exception, or an object that it was sent."""
+        """What the judge means by a tag: a function of the tests, an exception, a builtin type, or an object."""
         if "callback" in data:
             return lambda *arguments, **keywords: self.call_back(data["callback"], arguments, keywords)
         if "exception" in data:
             return self.exception(data)
+        if "builtin" in data:
+            return getattr(builtins, data["builtin"])
         return self.objects[data["object"]]
 
     def exception(self, data: Message) -> type[BaseException]:

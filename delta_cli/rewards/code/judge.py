@@ -11,7 +11,7 @@ import sys
 import types
 from functools import partial, wraps
 
-from delta_cli.rewards.code.checks import LIBRARY, MODULES, Instrument, ParsedTests, counts_as_call
+from delta_cli.rewards.code.checks import LIBRARY, MODULES, Instrument, ParsedTests, counts_as_call, top_calls
 from delta_cli.rewards.code.pytest_stub import pytest_stub
 from delta_cli.rewards.code.remote import GoneError, Program, RemoteObject
 from delta_cli.rewards.code.startup import begin, take_stdout
@@ -53,14 +53,15 @@ class Judge:
         self.reached = 0  # asserts that held
         self.used = False  # whether they use a global of the program, called or not
         self.hidden = False  # an except clause of the tests hid a failure
-        self.alls = {True: 0, False: 0}  # how often ``all`` was asked about something, and about nothing
+        self.alls = {True: 0, False: 0}  # how often ``all`` was asked about something, and about nothing at all
 
     def run(self) -> tuple[int, int, int]:
         """How many checks passed, how many there are, and how many checks and other statements failed."""
-        passed = checks = failed = 0
+        passed = checks = failed = vacuous = 0
         try:
             for attempt, counts, must_assert in self.checks(self.namespace()):
-                before, self.hidden, self.program.broken = self.reached, False, False
+                before, alls = self.reached, self.alls[False]
+                self.hidden = self.program.broken = False
                 good = attempt() and not self.hidden and not self.program.broken
                 asserted = self.reached > before
                 good = good and (asserted or not must_assert)
@@ -68,11 +69,12 @@ class Judge:
                 checks += is_check
                 passed += is_check and good
                 failed += not good
+                vacuous += is_check and good and self.alls[False] > alls
         except GoneError:
             pass
         if self.program.gone or not (self.program.asked or self.used):
             return 0, checks + 1, 1
-        return passed, checks, failed + (self.alls[False] > 0 and not self.alls[True])
+        return (passed, checks, failed) if self.alls[True] else (passed - vacuous, checks, failed + vacuous)
 
     # ------------------------------------------------------------------------------------ what the tests see
 
@@ -97,7 +99,7 @@ class Judge:
         solution = types.ModuleType(MODULE)
         solution.__dict__.update({name: value for name, value in given.items() if name not in hidden})
         sys.modules[MODULE] = solution
-        own = {"_held": self.held, "_swallowed": self.swallowed, "_all": self.all, "_made": made}
+        own = {"_held": self.held, "_swallowed": self.swallowed, "_all": self.all, "_noted": self.noted, "_made": made}
         return {**given, **ours, **own, "_FailedAssert": FailedAssert, "__name__": "__main__"}
 
     def held(self) -> None:
@@ -119,6 +121,12 @@ class Judge:
         self.alls[some] += 1
         return holds
 
+    def noted(self, values: Any) -> Any:
+        """What a method or function ``all`` of numpy's is asked about."""
+        if isinstance(values, list | tuple) or type(values).__module__ == "numpy":
+            self.alls[bool(getattr(values, "size", values))] += 1
+        return values
+
     # --------------------------------------------------------------------------------------- finding checks
 
     def checks(self, namespace: dict[str, Any]) -> Iterator[Check]:
@@ -139,10 +147,19 @@ class Judge:
         if isinstance(statement, ast.Assert):
             return True, False
         if isinstance(statement, ast.Expr):
-            return counts_as_call(statement), asserts
+            return self.counts(statement), asserts
         if isinstance(statement, ast.Try):  # a failure that is expected may be caught
             return asserts or any(isinstance(node, ast.Raise) for node in ast.walk(statement)), False
         return False, asserts and isinstance(statement, LOOPS)
+
+    def counts(self, statement: ast.Expr) -> bool:
+        """Whether a call may check something. A call of the program does only if the tests assert nothing at all."""
+        tests = self.tests
+        functions = [call.func for call in top_calls(statement)]
+        checkers = [function.id for function in functions if isinstance(function, ast.Name)]
+        modules = {_owner(function) for function in functions} & (tests.imported | tests.modules)
+        own = modules or tests.bound.intersection(checkers) or not tests.asserts(tests.tree)
+        return counts_as_call(statement) and bool(own)
 
     def execute(self, statement: ast.stmt, namespace: dict[str, Any]) -> bool:
         module = ast.fix_missing_locations(ast.Module([Instrument(self.tests).visit(statement)], []))
@@ -169,8 +186,8 @@ class Judge:
 
 def made(kind: Any, *arguments: Any, **keywords: Any) -> Any:
     """What the program makes of arguments: an object, or for a class under a builtin type the arguments themselves."""
-    value = kind(*arguments, **keywords)
-    if type(value) is not RemoteObject and value != arguments and value not in arguments[:1]:
+    value, given = kind(*arguments, **keywords), (*arguments, *keywords.values())
+    if type(value) is not RemoteObject and value != given and value not in given[:1]:
         raise TypeError("the program made something else of these arguments")
     return value
 
@@ -193,6 +210,13 @@ def guard_numpy() -> None:
     for module, names in ((numpy, BROADCASTING), (numpy.testing, BROADCASTING_TESTS)):
         for name in names:
             setattr(module, name, guarded(getattr(module, name)))
+
+
+def _owner(function: ast.expr) -> str:
+    """The name that an attribute is of, as np in np.testing.assert_allclose."""
+    while isinstance(function, ast.Attribute):
+        function = function.value
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _passes(test: Callable[[], object]) -> bool:

@@ -38,19 +38,27 @@ class GoneError(BaseException):
 
 
 class RemoteObject:
-    """An object of the program. It is compared only if it is of a data class: then its fields are.
+    """An object of the program. It is compared only if it is of a data class, with one that a test made.
 
-    The fields of one that a test made itself are what the test gave.
+    Then their fields are compared. Those of the object that the test made are what the test gave.
     """
 
     def __init__(self, program: Program, number: int, record: Any = None, fields: Any = None) -> None:
-        self.__dict__.update(_program=program, _number=number, _record=record, _fields=fields)
+        self.__dict__.update(_program=program, _number=number, _record=record, _fields=fields, _by_test=False)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         made = self._program.call(self._number, arguments, keywords)
         if self._fields is not None and type(made) is RemoteObject:
             made.__dict__["_record"] = _filled(self._fields, made._record, arguments, keywords)
+            made._trust()
         return made
+
+    def _trust(self) -> None:
+        """The object was made by a test, with the objects in its fields."""
+        self.__dict__["_by_test"] = True
+        for value in self._record[1].values() if self._record is not None else ():
+            if type(value) is RemoteObject:
+                value._trust()
 
     def _ask(self, verb: str, *arguments: Any, kind: type = object) -> Any:
         return self._program.ask(verb, self._number, arguments, kind)
@@ -89,6 +97,8 @@ class RemoteObject:
 
     def __eq__(self, other: Any) -> Any:
         if type(other) is not RemoteObject or self._record is None or other._record is None:
+            self._not_compared()
+        if not (self._by_test or other._by_test):
             self._not_compared()
         return self._record == other._record
 
@@ -208,6 +218,8 @@ class Program:
             return {"object": value._number}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": value.__name__, "bases": bases(value)}
+        if isinstance(value, type) and value is getattr(builtins, value.__name__, None):
+            return {"builtin": value.__name__}
         if callable(value):
             self.callbacks.append(value)
             return {"callback": len(self.callbacks) - 1}
