@@ -25,6 +25,7 @@ EXCEPTIONS: dict[str, type[Exception]] = {
     for name, kind in vars(builtins).items()
     if isinstance(kind, type) and issubclass(kind, Exception) and name not in ITERATION
 }
+BUILTIN_TYPES = {kind for kind in vars(builtins).values() if isinstance(kind, type)}
 # What libraries may read of an object besides its ordinary attributes. Others, like numpy's __array_interface__,
 # would let the program choose what a comparison sees.
 DUNDERS = ("__name__", "__qualname__", "__doc__", "__annotations__")
@@ -218,7 +219,7 @@ class Program:
             return {"object": value._number}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": value.__name__, "bases": bases(value)}
-        if isinstance(value, type) and value is getattr(builtins, value.__name__, None):
+        if isinstance(value, type) and value in BUILTIN_TYPES:
             return {"builtin": value.__name__}
         if callable(value):
             self.callbacks.append(value)
