@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import tokenizers
+from pydantic import ValidationError
 from tokenizers import decoders, models, pre_tokenizers
 
 from backends import registry
@@ -203,6 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         task = Arithmetic(operation=given.operation, digits=given.digits, filler=given.filler)
         accuracy = make(given.out, given.backend, Plan(task, **{name: getattr(given, name) for name in options}))
+    except ValidationError as error:
+        mistakes = (f"--{mistake['loc'][0]}: {mistake['msg']}" for mistake in error.errors())
+        raise SystemExit("; ".join(mistakes)) from error
     except (UserError, BackendError) as error:
         raise SystemExit(str(error)) from error
     print(f"{given.out}: held-out accuracy {accuracy:.1%}")
