@@ -168,7 +168,7 @@ def test_a_plan_that_does_not_get_there_says_so(tmp_path: Path) -> None:
     plan = Plan(Arithmetic(digits=1), batch=2, measure_every=1, max_steps=1, pool=20, held_out=2)
     with pytest.raises(UserError, match="not reached in 1 steps"):
         make(tmp_path, "fake", plan)
-    with pytest.raises(SystemExit, match="^--digits: Input should be greater than or equal to 1$"):
+    with pytest.raises(SystemExit, match=r"^--digits: Input should be greater than or equal to 1$"):
         main(["--out", str(tmp_path), "--backend", "fake", "--digits", "0"])
 
 
