@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from backends.arrays import Ids, Summed
 from backends.interface import Collective
 
+if TYPE_CHECKING:
+    from backends.watchdog import Watchdog
+
 
 class Solo:
     """The collective of one process: everything is as it is handed in."""
 
     rank, size = 0, 1
+    watchdog: Watchdog | None = None
 
     def sum(self, array: Summed) -> Summed:
         return array

@@ -16,6 +16,14 @@ class LostPeerError(BackendError):
         )
 
 
+_TORCH_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")  # by name, so that torch is not imported
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error only says that another process of the run has ended."""
+    return isinstance(error, LostPeerError) or type(error).__name__ in _TORCH_PEERS or "gloo" in str(error)
+
+
 def too_long(width: int) -> BackendError:
     """For a micro-batch of one sequence, ``width`` tokens, that does not fit in memory."""
     return BackendError(

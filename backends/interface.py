@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from backends.arrays import Floats as Floats
 from backends.arrays import Ids as Ids
 from backends.arrays import Summed
 from backends.errors import BackendError as BackendError
+
+if TYPE_CHECKING:
+    from backends.watchdog import Watchdog
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
 
@@ -367,6 +370,7 @@ class Collective(Protocol):
 
     rank: int  # of this process
     size: int  # how many there are
+    watchdog: Watchdog | None  # what notices ranks that hang; None on a single process
 
     def sum(self, array: Summed) -> Summed:
         """The sum over ranks of arrays of one shape, the same bits on every rank."""

@@ -8,6 +8,7 @@ where one process ends the others follow within seconds, whatever they are waiti
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -15,25 +16,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from backends.process import usable_cores
+from backends.process import FAILURE, claim_failure, is_stopped, usable_cores
+from backends.settings import Parallel
 
 LAUNCHER = "DELTA_LAUNCHER"  # the process that started this one, and ends when it ends
-FAILURE = "DELTA_FAILURE"  # a file that the first process to fail creates, so that one alone reports
+LOOKS_PER_SECOND = 20
 GRACE = 5.0  # seconds that the others have to end themselves once one has failed
+REPORT_AFTER = 60.0  # seconds that a rank is stopped after which a line says so
+STOPPED_GRACE = 6.0  # the same for a rank that is stopped by SIGSTOP, once a person has asked
+ASKED_GRACE = 2.0  # the same once a person has asked the run to stop
 
 _MLX = ("mlx",)
 
 
-def launch(backend: str, processes: int, arguments: Sequence[str]) -> int:
-    """Run ``python -m delta_cli`` with ``arguments`` as so many ranks and wait; the exit code of the first that failed.
+def launch(
+    backend: str, parallel: Parallel, arguments: Sequence[str], on_failure: Callable[[str], None] = lambda reason: None
+) -> int:
+    """Run ``python -m delta_cli`` with ``arguments`` as several ranks and wait; the exit code of the first that failed.
 
-    0 where all ended well; 128 + the signal where all stopped because one was sent here.
+    0 if all ended well; 128 + the signal if all stopped because one was sent here. ``on_failure`` is called with the
+    reason if a rank was killed and could not give one itself.
     """
+    processes = parallel.processes
     with tempfile.TemporaryDirectory(prefix="delta-") as scratch:
         common = os.environ | {
             LAUNCHER: str(os.getpid()),
@@ -47,7 +56,7 @@ def launch(backend: str, processes: int, arguments: Sequence[str]) -> int:
             children = [
                 stack.enter_context(subprocess.Popen(command, env=common | rank, process_group=0)) for rank in ranks
             ]
-            return _Watch(children, Path(common[FAILURE])).until_the_end()
+            return _Supervisor(children, common[FAILURE], parallel.timeout, on_failure).until_the_end()
 
 
 def torch_ranks(processes: int) -> list[dict[str, str]]:
@@ -73,14 +82,27 @@ def _free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-class _Watch:
-    """The ranks while they run: signals are passed on, and none outlives another's failure."""
+class _Supervisor:
+    """Passes signals on to the ranks, and ends those that outlive a failure, a second signal or their timeout."""
 
-    def __init__(self, children: Sequence[subprocess.Popen[bytes]], failure: Path) -> None:
+    def __init__(
+        self,
+        children: Sequence[subprocess.Popen[bytes]],
+        failure: str,
+        timeout: float,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._children = children
         self._failure = failure
-        self._asked = 0  # the signal that was sent here
-        self._failed: tuple[float, int] | None = None  # when, with which exit code
+        self._timeout = timeout
+        self._on_failure = on_failure
+        self._asked: list[int] = []  # the signals that were sent here
+        self._first_asked = math.inf
+        self._failed: int | None = None  # the exit code of the first rank that failed
+        self._looks = 0
+        self._deadline = math.inf  # when ranks that are still there are killed
+        self._stopped: dict[int, float] = {}  # since when a rank has been stopped by SIGSTOP
+        self._reported: set[int] = set()  # stopped ranks that a line has named
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
 
@@ -88,33 +110,63 @@ class _Watch:
         """Wait for every rank; the exit code of the first that failed, or of all."""
         while [child for child in self._children if child.poll() is None]:  # a list: every one has to be polled
             self._look()
-            time.sleep(0.05)
+            time.sleep(1 / LOOKS_PER_SECOND)
         self._look()
-        if self._failed:
-            return self._failed[1]
-        return 128 + self._asked if any(child.returncode for child in self._children) else 0
+        asked = self._asked[-1] if self._asked else 0
+        if self._failed is not None and not (asked and self._failed == 128 + signal.SIGKILL):
+            return self._failed
+        return 128 + asked if any(child.returncode for child in self._children) else 0
 
     def _look(self) -> None:
         now = time.monotonic()
+        self._looks += 1
         for rank, child in enumerate(self._children):
-            if self._failed is None and child.returncode not in (None, 0, 128 + self._asked):
-                self._failed = now, child.returncode if child.returncode > 0 else 128 - child.returncode
-                self._explain(rank, child.returncode)
-        if self._failed and now > self._failed[0] + GRACE:
+            if child.returncode is None:
+                if not self._looks % LOOKS_PER_SECOND:
+                    self._look_whether_stopped(rank, child, now)
+            elif self._failed is None and child.returncode not in (0, *(128 + each for each in self._asked)):
+                code = child.returncode
+                self._failed = code if code > 0 else 128 - code
+                self._end_by(now + (ASKED_GRACE if self._asked else GRACE))
+                if code < 0 and not self._asked:
+                    self._explain(f"rank {rank} was ended by {signal.Signals(-code).name}")
+        if now > self._deadline:
             for child in self._children:
                 if child.poll() is None:
                     child.kill()
 
-    def _explain(self, rank: int, code: int) -> None:
-        """Say why, where a rank could not say so itself."""
-        if code < 0 and not self._failure.exists():
-            self._failure.touch()
-            name = signal.Signals(-code).name
-            line = f"delta: rank {rank} was ended by {name}; the run goes on from its last checkpoint with --resume\n"
-            os.write(2, line.encode())
+    def _look_whether_stopped(self, rank: int, child: subprocess.Popen[bytes], now: float) -> None:
+        """A rank that is stopped before it has joined the others has no peers that could notice."""
+        if not is_stopped(child.pid):
+            self._stopped.pop(rank, None)
+            return
+        seconds = now - self._stopped.setdefault(rank, now)
+        if seconds > REPORT_AFTER and rank not in self._reported:
+            self._reported.add(rank)
+            os.write(2, f"delta: process {child.pid}, rank {rank}, is stopped; continue it with kill -CONT\n".encode())
+        # The ranks' own watchdogs come first: they know the phase.
+        asked_long_ago = bool(self._asked) and seconds > STOPPED_GRACE and now > self._first_asked + STOPPED_GRACE
+        if asked_long_ago or seconds > self._timeout + GRACE:
+            self._explain(f"rank {rank} has been stopped for {seconds:.0f} s and cannot end")
+            self._failed = self._failed or 2
+            self._end_by(now)
+
+    def _end_by(self, deadline: float) -> None:
+        self._deadline = min(self._deadline, deadline)
+
+    def _explain(self, reason: str) -> None:
+        """Say why, if no rank could say so itself."""
+        if claim_failure(reason, file=self._failure):
+            os.write(2, f"delta: {reason}; the run goes on from its last checkpoint with --resume\n".encode())
+            self._on_failure(reason)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._asked = number
+        """The first signal asks the ranks to stop where nothing is lost, the second one ends them."""
+        now = time.monotonic()
+        self._first_asked = min(self._first_asked, now)
+        self._asked.append(number)
+        if len(self._asked) > 1:
+            self._end_by(now + ASKED_GRACE)
         for child in self._children:
             if child.poll() is None:
                 child.send_signal(number)

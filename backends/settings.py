@@ -105,6 +105,12 @@ class Parallel(Section):
         "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
         "auto: none below 2 billion trained weights, else full",
     )
+    timeout: float = key(
+        1800.0, "the run ends after a rank that others wait for has shown no progress for so long", "seconds", gt=0
+    )
+    rollout_timeout: float = key(
+        14400.0, "the same while a rank that still answers draws, grades or evaluates", "seconds", gt=0
+    )
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Torturer:
 
     def _kill(self, process: subprocess.Popen[str]) -> None:
         """Kill the process or, of several ranks, one; the others have to end by themselves."""
-        ranks = _children(process.pid) if self.processes > 1 else []
+        ranks = children(process.pid) if self.processes > 1 else []
         if ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.random.choice(ranks), signal.SIGKILL)
@@ -152,7 +152,7 @@ class Torturer:
         self.report.inside_a_line += any(f.exists() and not (f.read_bytes() or b"\n").endswith(b"\n") for f in files)
 
 
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
     """The processes that a process has started."""
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 

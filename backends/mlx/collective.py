@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from backends.arrays import Summed
 from backends.errors import LostPeerError
 from backends.interface import BackendError
 from backends.mlx.arrays import NamedArrays
+from backends.watchdog import Watchdog
 
 BUCKET = 2**26  # numbers of a gradient that are summed at a time: 256 MiB
 
@@ -39,6 +41,8 @@ class MlxCollective:
                 "reached from each other"
             ) from error
         self.rank, self.size = self._group.rank(), self._group.size()
+        self.watchdog: Watchdog | None = Watchdog(self.rank, self.size)
+        self.watchdog.start(self)
 
     def sum(self, array: Summed) -> Summed:
         """The sum over ranks, the same bits on every rank."""
@@ -57,7 +61,9 @@ class MlxCollective:
         self.sum(np.zeros(1))
 
     def close(self) -> None:
-        """MLX leaves the group when the process ends."""
+        """End the watchdog; MLX leaves the group when the process ends."""
+        if self.watchdog is not None:
+            self.watchdog.close()
 
     def sum_gradient(self, gradient: NamedArrays, weights: NamedArrays) -> NamedArrays:
         """The gradient of all ranks by name, float32, the same bits on every rank; without one on any, none.
@@ -87,16 +93,22 @@ class MlxCollective:
         return found
 
     def _all_sum(self, array: mx.array) -> mx.array:
-        try:
+        with self._waiting():
             total = mx.distributed.all_sum(array, group=self._group, stream=mx.cpu)
             mx.eval(total)
-        except RuntimeError as error:
-            raise LostPeerError(self.rank) from error
         return total
 
     def _all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        try:
+        with self._waiting():
             return np.array(mx.distributed.all_gather(mx.array(array), group=self._group, stream=mx.cpu))
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While this rank waits for the others; raises LostPeerError if one of them has ended."""
+        assert self.watchdog is not None
+        try:
+            with self.watchdog.waiting():
+                yield
         except RuntimeError as error:
             raise LostPeerError(self.rank) from error
 

@@ -1,26 +1,32 @@
-"""The ranks that torchrun, or ``delta train --processes``, has started, over torch.distributed."""
+"""The ranks that torchrun or ``delta train --processes`` has started, over torch.distributed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from backends.arrays import Summed
 from backends.errors import LostPeerError
 from backends.interface import BackendError
+from backends.watchdog import Watchdog
 
-# Ranks may wait for each other as long as the longest response of another one takes to draw. A process that
-# dies is noticed at once, because its connections close.
-TIMEOUT = timedelta(hours=12)
+JOIN_TIMEOUT = timedelta(minutes=10)  # until every rank has started
+# A process that dies is noticed at once, because its connections close; one that hangs, by the watchdog.
+TIMEOUT = timedelta(days=7)
+LARGE = 2**20  # bytes from which a sum goes over NCCL, if the ranks have GPUs
 
 
 class TorchCollective:
-    """What crosses between ranks as numpy arrays and objects goes over gloo, whatever the device of the model."""
+    """What crosses between ranks as numpy arrays and objects goes over gloo, large sums over NCCL if there is one."""
 
     def __init__(self, device: str) -> None:
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -31,33 +37,42 @@ class TorchCollective:
                     "start as many processes as there are GPUs"
                 )
             torch.cuda.set_device(local)
+        self._device = torch.device(device)
         try:
+            store, rank, size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
             # With both, tensors of either device find their way.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
-            self._group: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            kinds = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+            dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            self._gloo: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
                 f"the processes of this run cannot be joined ({str(error).splitlines()[0]}); start them with "
                 "delta train --processes N, or with torchrun"
             ) from error
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.watchdog: Watchdog | None = Watchdog(self.rank, self.size)
+        self.watchdog.start(self)
 
     def sum(self, array: Summed) -> Summed:
         """The sum over ranks, the same bits on every rank."""
         total = torch.from_numpy(np.array(array))
-        try:
-            dist.all_reduce(total, group=self._group)
-        except RuntimeError as error:
-            raise LostPeerError(self.rank) from error
-        return total.numpy()
+        over_nccl = self._device.type == "cuda" and total.nbytes >= LARGE
+        total = total.to(self._device if over_nccl else "cpu")
+        with self._waiting():
+            dist.all_reduce(total, group=None if over_nccl else self._gloo)
+        return total.cpu().numpy()
+
+    def sum_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Sum tensors over ranks in place, on the device they are on."""
+        with self._waiting():
+            for tensor in tensors:
+                dist.all_reduce(tensor)
 
     def gather(self, item: Any) -> list[Any]:
         """What every rank handed in, in the order of ranks."""
         items: list[Any] = [None] * self.size
-        try:
-            dist.all_gather_object(items, item, group=self._group)
-        except RuntimeError as error:
-            raise LostPeerError(self.rank) from error
+        with self._waiting():
+            dist.all_gather_object(items, item, group=self._gloo)
         return items
 
     def barrier(self) -> None:
@@ -66,5 +81,17 @@ class TorchCollective:
 
     def close(self) -> None:
         """Leave the group."""
+        if self.watchdog is not None:
+            self.watchdog.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While this rank waits for the others; raises LostPeerError if one of them has ended."""
+        assert self.watchdog is not None
+        try:
+            with self.watchdog.waiting():
+                yield
+        except RuntimeError as error:
+            raise LostPeerError(self.rank) from error

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -24,6 +23,7 @@ from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
 from backends.interface import Collective, Sequences
 from backends.settings import Sharding
+from backends.torch.collective import TorchCollective
 from backends.torch.model import TorchPolicy
 
 MicroBatch = TypeVar("MicroBatch")
@@ -115,8 +115,8 @@ class DataParallel:
     def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Add up over ranks what is not split, in place; split gradients were added up as they were computed."""
         if self.collective.size > 1 and not self.sharded:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
+            assert isinstance(self.collective, TorchCollective)  # what backends.torch.join gives
+            self.collective.sum_tensors(gradients)
 
     def norm(self, gradients: Iterable[Tensor]) -> float:
         """The norm of the whole gradient, from what this rank holds of it; the same on every rank."""

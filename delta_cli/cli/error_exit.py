@@ -5,21 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import tempfile
-import time
 import traceback
-from pathlib import Path
 from typing import NoReturn
 
 import typer
 
-from backends import launch
-from backends.errors import BackendError, LostPeerError
-from backends.process import rank_and_size
+from backends.errors import BackendError, LostPeerError, is_lost_peer
+from backends.process import PATIENCE, claim_failure, rank_and_size
 from delta_cli.errors import UserError
-
-PATIENCE = 2.0  # seconds that a process which lost another one leaves that one to say why
-_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, named so that torch is not imported
 
 
 def fail(error: BaseException) -> NoReturn:
@@ -36,10 +29,8 @@ def fail(error: BaseException) -> NoReturn:
             raise error
         typer.echo(f"delta: {error}", err=True)
         sys.exit(2)
-    lost = isinstance(error, LostPeerError) or type(error).__name__ in _PEERS or "gloo" in str(error)
-    if lost:
-        time.sleep(PATIENCE)
-    if _first():
+    lost = is_lost_peer(error)
+    if claim_failure(f"rank {rank}: {error}", PATIENCE if lost else 0.0):
         if mendable:
             typer.echo(f"delta: rank {rank}: {error}", err=True)
         elif lost:
@@ -50,16 +41,3 @@ def fail(error: BaseException) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(2 if mendable or lost else 1)  # not sys.exit: leaving the group would wait for the others
-
-
-def _first() -> bool:
-    """Whether no other process of this run on this machine has reported before."""
-    run = (
-        f"{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    )
-    file = Path(os.environ.get(launch.FAILURE) or Path(tempfile.gettempdir()) / f"delta-failed-{run}")
-    try:
-        file.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True

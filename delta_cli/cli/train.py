@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -128,11 +129,12 @@ def _launch(
 ) -> int:
     """Run this command once more as each of several ranks; the exit code."""
     from backends.launch import launch
+    from delta_cli.runs.status import record_failure
 
     arguments = ["train", *([str(recipe)] if recipe else []), "--backend", backend, "--run-dir", str(folder)]
     arguments += [part for override in overrides for part in ("--set", override)]
     arguments += [*(["--resume"] if resume else []), *([] if mode == "auto" else [f"--{mode}"])]
-    return launch(backend, loaded.parallel.processes, arguments)
+    return launch(backend, loaded.parallel, arguments, partial(record_failure, folder))
 
 
 def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume: bool, ranks: Collective) -> int:
@@ -140,16 +142,20 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
     from delta_cli.errors import Interrupted
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
-    from delta_cli.runs.observer import Observer
-    from delta_cli.runs.status import recorded_status
+    from delta_cli.runs.observer import Observer, ObserverGroup, PhaseObserver
+    from delta_cli.runs.status import record_failure, recorded_status
     from delta_cli.training.setup import open_trainer
 
     stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
     observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()
+    if ranks.watchdog is not None:
+        ranks.watchdog.limits = recipe.parallel
+        ranks.watchdog.on_failure = partial(record_failure, folder)
+        observer = ObserverGroup([observer, PhaseObserver(partial(setattr, ranks.watchdog, "phase"))])
     try:
         with (
             open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer,
-            recorded_status(folder, writes=leads),
+            recorded_status(folder, ranks.rank),
         ):
             trainer.run(resume)
     except Interrupted as interrupted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from delta_cli.runs.folder import JsonObject
@@ -49,6 +49,17 @@ class Observer:
 
     def end(self) -> None:
         """The run is over; always the last call."""
+
+
+class PhaseObserver(Observer):
+    """Hands on the name of each phase as it begins."""
+
+    def __init__(self, begin_phase: Callable[[str], None]) -> None:
+        self._begin_phase = begin_phase
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """To whoever asked."""
+        self._begin_phase(name)
 
 
 class ObserverGroup(Observer):

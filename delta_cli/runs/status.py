@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from backends.errors import is_lost_peer
+from backends.process import PATIENCE, claim_failure, rank_and_size
 from delta_cli.errors import Interrupted
 
 FILE = "end.json"
@@ -23,19 +25,29 @@ class RunStatus:
 
 
 @contextmanager
-def recorded_status(folder: Path, writes: bool = True) -> Iterator[None]:
-    """Record how the block ends; only the process that holds the folder ``writes``."""
-    if not writes:
-        yield
-        return
-    (folder / FILE).unlink(missing_ok=True)
+def recorded_status(folder: Path, rank: int = 0) -> Iterator[None]:
+    """Record how the block ends: rank 0 does, or of several processes the first one to fail."""
+    if rank == 0:
+        (folder / FILE).unlink(missing_ok=True)
     try:
         yield
-    except BaseException as error:  # only recorded, then raised again
-        stopped = isinstance(error, Interrupted)
-        _write(folder, RunStatus("stopped") if stopped else RunStatus("failed", _line(error)))
+    except Interrupted:
+        if rank == 0:
+            _write(folder, RunStatus("stopped"))
         raise
-    _write(folder, RunStatus("done"))
+    except BaseException as error:  # only recorded, then raised again
+        lost, line = is_lost_peer(error), _line(error)
+        reason = f"rank {rank}: {line}" if rank_and_size()[1] > 1 else line
+        if claim_failure(reason, PATIENCE if lost else 0.0) and not (lost and read_status(folder)):
+            record_failure(folder, reason)
+        raise
+    if rank == 0:
+        _write(folder, RunStatus("done"))
+
+
+def record_failure(folder: Path, reason: str) -> None:
+    """Record why a run failed, in one line."""
+    _write(folder, RunStatus("failed", reason))
 
 
 def read_status(folder: Path) -> RunStatus | None:

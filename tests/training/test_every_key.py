@@ -169,6 +169,8 @@ ALONE = {
     "tracking.kind",
     "tracking.project",
     "parallel.processes",
+    "parallel.timeout",  # both in tests/backends/test_watchdog.py
+    "parallel.rollout_timeout",
     "model.adapter",  # both in tests/backends, and below
     "model.load_in_4bit",
     # engine.async_steps draws in tests/vllm/test_training.py
