@@ -1,4 +1,4 @@
-"""Numbers and model text as a person reads them. Text from a model never reaches a terminal or a page raw."""
+"""Numbers and model text formatted for people. Text from a model never reaches a terminal or a page unescaped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from itertools import pairwise
 from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NONE = "–"
 
 
 def visible(text: str, newline: str = "↵") -> str:
-    """The text with everything that would steer a terminal or a page written out.
+    """The text with everything escaped that would control a terminal or a page.
 
     Control codes, direction marks and lone surrogates become escapes like ``\\x1b``; a line break
     becomes ``newline``.
@@ -32,12 +34,12 @@ def _shown(char: str) -> str:
 
 
 def quoted(token: str) -> str:
-    """A token's text with its spaces to be seen."""
+    """A token's text in quotation marks, with visible spaces."""
     return "“" + visible(token).replace(" ", "␣") + "”"
 
 
 def tail(text: str, cells: int) -> str:
-    """The end of a text, in so many terminal cells at most."""
+    """The end of a text, at most ``cells`` wide in a terminal."""
     if cell_len(text) <= cells:
         return text
     kept = text[-cells:]
@@ -47,7 +49,7 @@ def tail(text: str, cells: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
-    """The values as blocks, at most ``width``; of a longer history, means of equal stretches of it."""
+    """The values as blocks; more than ``width`` values are averaged in equal parts."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
@@ -63,7 +65,7 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """A number with so many significant digits, thousands separated; a dash where there is none."""
+    """A number with ``digits`` significant digits and thousands separators; a dash for anything else."""
     if not isinstance(value, int | float):
         return NONE
     if not math.isfinite(value):
@@ -81,7 +83,7 @@ def percent(value: Any) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """So many of something, in the singular where it is one."""
+    """A number and a noun, which gets an s unless the number is 1."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
@@ -91,7 +93,7 @@ def signed(value: float) -> str:
 
 
 def memory(count: Any) -> str:
-    """Bytes in the largest unit that keeps a digit before the point."""
+    """Bytes in GB, MB or kB."""
     if not isinstance(count, int | float):
         return NONE
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
@@ -105,6 +107,11 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def fits(drawn: RenderableType, console: Console, options: ConsoleOptions) -> bool:
+    """Whether the widest line fits into the width that the options allow."""
+    return Measurement.get(console, options.update(max_width=10_000), drawn).maximum <= options.max_width
 
 
 def evaluation_line(record: Mapping[str, Any]) -> str:

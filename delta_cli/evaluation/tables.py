@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +13,7 @@ from delta_cli.evaluation.compare import Comparison, ComparisonRow
 from delta_cli.evaluation.results import EvaluationResult, KindResult, Summary
 from delta_cli.evaluation.saved_results import SavedEvaluation
 from delta_cli.evaluation.statistics import Estimate
-from delta_cli.text import count
+from delta_cli.text import count, fits
 
 CellParts = tuple[str, ...]  # parts on one line where there is room, else below each other
 LABELS = (24, 14)  # cells that a row's label may take where room is short
@@ -108,18 +107,15 @@ class SideBySide:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """The widest layout that fits."""
         wide = self._table(0, len(self.names), " ", None)
-        if self._fits(wide, console, options):
+        if fits(wide, console, options):
             yield wide
             return
         for size in range(len(self.names), 0, -1):
             for label in LABELS:
-                if size == 1 or self._fits(self._table(0, size, "\n", label), console, options):
+                if size == 1 or fits(self._table(0, size, "\n", label), console, options):
                     starts = range(0, len(self.names), size)
                     yield from (self._table(start, start + size, "\n", label) for start in starts)
                     return
-
-    def _fits(self, table: Table, console: Console, options: ConsoleOptions) -> bool:
-        return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
 
     def _table(self, start: int, end: int, joint: str, label: int | None) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1))

@@ -1,4 +1,4 @@
-"""Which tokens the coefficients amplify and which they damp: counts and means by token and side."""
+"""Which tokens the coefficients amplify and which they damp: counts and mean coefficients by token and side."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from delta_cli.runs.records import RecordedResponse
 TokenKind = Literal["formatting", "digits", "words"]
 Side = Literal["+", "−"]
 KINDS: tuple[TokenKind, ...] = get_args(TokenKind)
-FEWEST = 5  # occurrences below which a mean says little
+FEWEST = 5  # occurrences a token needs before its mean says something
 
 
 @dataclass(frozen=True)
 class TokenCredit:
-    """How one token fared on one side: in responses with A > 0, or with A < 0."""
+    """The mean coefficient of one token on one side: in responses with A > 0 or in those with A < 0."""
 
     token: int
     text: str
@@ -31,16 +31,16 @@ class TokenCredit:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The most amplified and the most damped tokens of each kind, the strongest first."""
+    """The most amplified and the most damped tokens of each kind, strongest first."""
 
     responses: int
-    tokens: int  # with an advantage that is not 0; the others move nothing
+    tokens: int  # with an advantage other than 0; the others change no weight
     amplified: dict[TokenKind, list[TokenCredit]]
     damped: dict[TokenKind, list[TokenCredit]]
 
 
 class CoefficientStatistics:
-    """Sums of coefficients by token and side; fed a response at a time."""
+    """Collects counts and sums of coefficients by token and side, one response at a time."""
 
     def __init__(self) -> None:
         self._responses = 0
@@ -48,7 +48,7 @@ class CoefficientStatistics:
         self._sums = np.zeros((2, 0))
 
     def add(self, response: RecordedResponse) -> None:
-        """Count a response's tokens."""
+        """Add the tokens of a response; a response without an advantage only counts as a response."""
         self._responses += 1
         if not response.advantage or not len(response):
             return
@@ -61,7 +61,7 @@ class CoefficientStatistics:
         np.add.at(self._sums[side], response.tokens, response.coefficients)
 
     def table(self, tokenizer: Tokenizer, rows: int = 6) -> TokenTable:
-        """The table with at most ``rows`` tokens in each of its parts."""
+        """The table, with at most ``rows`` tokens in each part."""
         enough = FEWEST if (self._counts >= FEWEST).any() else 1
         found = [self._credit(tokenizer, int(side), int(token)) for side, token in np.argwhere(self._counts >= enough)]
         found.sort(key=lambda credit: (-credit.mean, -credit.count))
@@ -81,7 +81,7 @@ class CoefficientStatistics:
 
 
 def kind_of(text: str) -> TokenKind:
-    """Digits where there is one; words where there is a letter, unless it is a LaTeX command; else formatting."""
+    """Digits if the text has a digit, words if it has a letter and is no LaTeX command, otherwise formatting."""
     if any(char.isdigit() for char in text):
         return "digits"
     if any(char.isalpha() for char in text) and not text.lstrip().startswith("\\"):

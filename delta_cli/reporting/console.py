@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a dashboard in a terminal, quiet lines elsewhere."""
+"""What a run prints: a dashboard in a terminal, otherwise plain lines, JSON, or notices only."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ DisplayMode = Literal["auto", "live", "plain", "quiet", "json"]
 
 
 def console_observer(mode: DisplayMode, console: Console | None = None) -> Observer:
-    """The observer that prints a run in the way asked for.
+    """The observer that prints a run in this mode.
 
-    ``auto`` is ``live`` where stdout is a terminal that can move its cursor, else ``plain``.
-    ``quiet`` prints notices alone, on stderr. ``json`` prints each record as one line of JSON.
-    ``console`` replaces stdout.
+    ``auto`` is ``live`` if stdout is a terminal that can move its cursor, otherwise ``plain``. ``quiet`` prints
+    only notices, on stderr. ``json`` prints each record as one line of JSON. ``console`` replaces stdout.
     """
     if mode == "quiet":
         return QuietObserver()
     if mode == "json":
         return JsonObserver()
-    # A character that the terminal's encoding lacks must not end a run.
+    # A character missing from the terminal's encoding must not stop a run.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     console = console or Console()
@@ -40,10 +39,10 @@ def console_observer(mode: DisplayMode, console: Console | None = None) -> Obser
 
 
 class QuietObserver(Observer):
-    """Prints notices on stderr, nothing else."""
+    """Prints only notices, on stderr."""
 
     def notice(self, notice: Notice) -> None:
-        """What happened, in one line."""
+        """Print the notice on one line."""
         print(f"! {visible(notice.text, ' ')}", file=sys.stderr, flush=True)
 
 
@@ -55,14 +54,14 @@ class PlainObserver(Observer):
         self._pace = RemainingTime()
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Where the run is written and how long it is."""
+        """Print the run's folder and its number of steps."""
         self._pace.begin(steps, first)
-        going = f", going on after step {first}" if first else ""
+        resumed = f", resumed after step {first}" if first else ""
         where = f" on {machine}" if machine else ""
-        self._print(f"{visible(title)}: {count(steps, 'step')}{going}{where}")
+        self._print(f"{visible(title)}: {count(steps, 'step')}{resumed}{where}")
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """The step's numbers in one line."""
+        """Print the step's numbers on one line."""
         self._pace.step(record)
         steps = str(self._pace.steps)
         left = "" if self._pace.left is None else f"  left {duration(self._pace.left)}"
@@ -74,11 +73,11 @@ class PlainObserver(Observer):
         )
 
     def evaluation(self, record: JsonObject) -> None:
-        """The held-out accuracy with its interval."""
+        """Print the held-out accuracy with its interval."""
         self._print(evaluation_line(record))
 
     def notice(self, notice: Notice) -> None:
-        """What happened, in one line."""
+        """Print the notice on one line."""
         self._print(f"! {visible(notice.text, ' ')}")
 
     def _print(self, line: str) -> None:
@@ -86,10 +85,10 @@ class PlainObserver(Observer):
 
 
 class JsonObserver(Observer):
-    """Prints every record as one line of JSON on stdout, with an ``event`` that says which kind it is."""
+    """Prints every record as one line of JSON on stdout; ``event`` names its kind."""
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """``{"event": "begin", "run", "steps", "first"}``"""
+        """``{"event": "begin", "run", "steps", "first", "machine"}``"""
         self._print("begin", {"run": title, "steps": steps, "first": first, "machine": machine})
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
@@ -109,5 +108,5 @@ class JsonObserver(Observer):
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN; they become null."""
+    """None for infinity and NaN, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

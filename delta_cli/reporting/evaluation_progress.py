@@ -1,19 +1,21 @@
-"""A progress bar for an evaluation: live in a terminal, nothing elsewhere."""
+"""A progress bar for evaluations, shown only in a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Report = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
+if TYPE_CHECKING:
+    from delta_cli.evaluation.evaluate import EvaluationProgress
 
 
 @contextmanager
-def evaluation_progress(quiet: bool = False) -> Iterator[Report | None]:
-    """What an evaluation reports its progress to; None where nobody watches."""
+def evaluation_progress(quiet: bool = False) -> Iterator[EvaluationProgress | None]:
+    """The callback that an evaluation reports its progress to; None if stderr is no terminal or ``quiet`` is set."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
@@ -22,9 +24,9 @@ def evaluation_progress(quiet: bool = False) -> Iterator[Report | None]:
     with Progress(*columns, console=console) as progress:
         tasks = {}
 
-        def report(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=total)
-            progress.update(tasks[name], completed=done)
+        def report(benchmark: str, done: int, total: int) -> None:
+            if benchmark not in tasks:
+                tasks[benchmark] = progress.add_task(benchmark, total=total)
+            progress.update(tasks[benchmark], completed=done)
 
         yield report

@@ -1,4 +1,4 @@
-"""Figures of one or several runs, drawn with matplotlib: for the report, and as files for a paper."""
+"""Figures of one or several runs, drawn with matplotlib, for the report and as files for a paper."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from delta_cli.runs.metrics import METRICS, PHASES
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
 
-# Okabe and Ito's colours, apart in every common colour blindness; runs differ in their dashes as well.
+# Okabe and Ito's colours, which can be told apart with every common colour blindness. Runs also differ in dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-INK = "#010203"  # of axes and letters: black, but one that a page can find and replace with the colour of its text
+INK = "#010203"  # axes and text: almost black, so that a page can replace it with the colour of its own text
 WIDTH = 5.2  # inches
 LONGEST_NAME = 28  # characters of a run's name in a figure
-LINE, WIDER = 1.5, 1.8  # points: a line, and what it is wider for each that covers it
-NEAR = 0.01  # of the range of a figure's values: closer lines cannot be told apart
-REWARD = "reward_"  # begins the names of metrics of rewards
-SMOOTHED = 40  # steps from which a mean over neighbours is drawn over the single steps
+LINE, WIDER = 1.5, 1.8  # points: width of a line, and what it gets wider for each line that covers it
+NEAR = 0.01  # share of the range of a figure's values; closer lines cannot be told apart
+REWARD = "reward_"  # prefix of the metrics of single rewards
+SMOOTHED = 40  # from this many steps on, a running mean is drawn over the single steps
 
 Series = tuple[list[int], list[float]]  # steps and values
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: its file name, title, what it says, and how it is drawn."""
+    """A figure: file name, title, caption and drawing function."""
 
     name: str
     title: str
@@ -43,13 +43,18 @@ class Chart:
 
 
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """The figures that these runs have something to show in; none before the first step."""
+    """The figures for which these runs have data; none before the first step."""
     if not any(run.metrics for run in runs):
         return []
     found = [
         Chart("reward", "Reward", _meaning("reward_mean"), _line("reward_mean")),
         *_rewards(runs),
-        Chart("accuracy", "Accuracy", "share correct: lines in training, marks with bars held out (95 %)", _accuracy),
+        Chart(
+            "accuracy",
+            "Accuracy",
+            "share correct: lines in training, marks with 95 % intervals on held-out problems",
+            _accuracy,
+        ),
         Chart("length", "Response length", _meaning("response_length_mean"), _line("response_length_mean")),
         *_outcomes(runs),
         Chart("entropy", "Entropy", _meaning("entropy_mean"), _line("entropy_mean")),
@@ -61,23 +66,23 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
     for place, run in enumerate(runs):
         if any(record.get("coefficient_p50") is not None for record in run.metrics):
             which = f": {visible(run.name)}" if len(runs) > 1 else ""
-            caption = "median, middle half and 90 % of the coefficients; means of both sides"
+            caption = "median, middle 50 % and middle 90 % of the coefficients; means of both sides"
             found.append(Chart(f"coefficients_{place + 1}", f"Coefficients{which}", caption, _coefficients(run)))
             words = token_cloud.cloud(run)
             if words is not None:
                 caption = (
                     f"mean coefficients up to step {words.step}: the larger a token, the further its mean from 1; "
-                    "⁺ in responses with A > 0, ⁻ with A < 0"
+                    "⁺ in responses with A > 0, ⁻ in those with A < 0"
                 )
                 draw = token_cloud.drawing(words, (COLOURS[1], COLOURS[0]))
                 found.append(Chart(f"words_{place + 1}", f"Tokens amplified and damped{which}", caption, draw, 2.9))
     height = 1.1 + 0.35 * len(runs)
-    found.append(Chart("phases", "Time by phase", "mean seconds of a step, without the evaluations", _phases, height))
+    found.append(Chart("phases", "Time by phase", "mean seconds of a step, without evaluations", _phases, height))
     return found
 
 
 class Drawing:
-    """A figure, drawn and laid out once, for a page as well as for files."""
+    """A figure that is laid out once and then written to a page and to files."""
 
     def __init__(self, chart: Chart, runs: Sequence[RecordedRun]) -> None:
         from matplotlib.figure import Figure
@@ -90,18 +95,18 @@ class Drawing:
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_title(chart.title, loc="left", fontweight="bold")
             chart.draw(axes, runs)
-            # Not the figure's own engine: that would lay it out again, and longer than it draws, for each file.
+            # Not the figure's own engine, which would repeat the layout for each file; it takes longer than drawing.
             ConstrainedLayoutEngine().execute(self.figure)
 
     def svg(self) -> str:
-        """For a page: without a ground of its own, its ink in the colour of the page's text."""
+        """The figure for a page: transparent, with axes and text in the colour of the page's text."""
         buffer = io.StringIO()
         self._save(buffer, "svg", transparent=True)
         drawing = buffer.getvalue()
         return drawing[drawing.index("<svg") :].replace(INK, "currentColor")
 
     def write_files(self, folder: Path) -> list[Path]:
-        """As PNG and SVG on white."""
+        """Write the figure as PNG and SVG on white; returns both files."""
         files = [folder / f"{self._chart.name}.{form}" for form in ("png", "svg")]
         for file in files:
             self._save(file, file.suffix[1:], transparent=False)
@@ -117,10 +122,10 @@ class Drawing:
 
         style = {
             "svg.fonttype": "none",
-            "svg.hashsalt": self._chart.name,  # ids differ between the figures of a page, not between two reports
+            "svg.hashsalt": self._chart.name,  # ids differ between the figures of a page but not between two reports
             "font.size": 9.0,
             "font.family": "sans-serif",
-            "text.parse_math": False,  # names of runs are no formulas
+            "text.parse_math": False,  # run names are not formulas
         }
         style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
         return mpl.rc_context(style)  # type: ignore[arg-type]
@@ -144,14 +149,14 @@ def _style(place: int) -> dict[str, Any]:
 
 
 def _series(run: RecordedRun, name: str) -> Series:
-    """Steps and values of a metric; what is missing is a gap."""
+    """Steps and values of a metric; NaN if a value is missing."""
     values = [record.get(name) for record in run.metrics]
     known = [float(value) if isinstance(value, int | float) else math.nan for value in values]
     return [record["step"] for record in run.metrics], known
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Means over the finite neighbours, a twentieth of the run wide."""
+    """Running means of the finite values, over a twentieth of the run."""
     reach = max(len(values) // 40, 1)
     windows = (values[max(i - reach, 0) : i + reach + 1] for i in range(len(values)))
     means = ([value for value in window if math.isfinite(value)] for window in windows)
@@ -159,7 +164,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def _plot(axes: Any, runs: Sequence[RecordedRun], name: str) -> None:
-    """A metric of every run; a line that others cover is as much wider, and can be seen on both sides of them."""
+    """Draw a metric of every run; a line that others cover is wider, so it is visible on both sides of them."""
     drawn = [_series(run, name) for run in runs]
     for place, (run, (steps, values)) in enumerate(zip(runs, drawn, strict=True)):
         if len(values) >= SMOOTHED:
@@ -170,12 +175,12 @@ def _plot(axes: Any, runs: Sequence[RecordedRun], name: str) -> None:
 
 
 def _covered(place: int, drawn: Sequence[Series]) -> int:
-    """How many of the lines that are drawn after this one coincide with it."""
+    """How many lines that are drawn later coincide with this one."""
     return sum(_coincide(drawn[place], other, drawn) for other in drawn[place + 1 :])
 
 
 def _coincide(one: Series, other: Series, drawn: Sequence[Series]) -> bool:
-    """Whether two lines cannot be told apart, at the scale of all that are drawn, in half of their steps or more."""
+    """Whether two lines cannot be told apart, at the scale of all lines, in at least half of their steps."""
     known = [value for _, values in drawn for value in values if math.isfinite(value)]
     near = NEAR * (max(known, default=0.0) - min(known, default=0.0))
     first, second = (dict(zip(*series, strict=True)) for series in (one, other))
@@ -193,16 +198,16 @@ def _finish(axes: Any, runs: Sequence[RecordedRun], unit: str) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Names below the axes, where no line is, in as many columns as fit; the figure grows by their rows."""
+    """Write the names below the axes in as many columns as fit; the figure grows by their rows."""
     handles, names = axes.get_legend_handles_labels()
-    columns = max(int(WIDTH / (0.6 + 0.07 * max(map(len, names)))), 1)  # inches of a handle and of a letter
+    columns = max(int(WIDTH / (0.6 + 0.07 * max(map(len, names)))), 1)  # inches: a handle, a letter
     rows = math.ceil(len(names) / columns)
     axes.figure.set_figheight(axes.figure.get_figheight() + 0.17 * rows)
     axes.figure.legend(handles, names, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
 
 
 def _line(name: str) -> Callable[[Any, Sequence[RecordedRun]], None]:
-    """Draws one metric of every run."""
+    """A function that draws one metric of every run."""
 
     def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
         _plot(axes, runs, name)
@@ -222,7 +227,7 @@ def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
             below = [max(record["accuracy"] - record["low"], 0) for record in records]
             above = [max(record["high"] - record["accuracy"], 0) for record in records]
             steps = [record["step"] for record in records]
-            # Runs are evaluated at the same steps: their marks stand beside each other.
+            # Runs are evaluated at the same steps, so their marks are drawn side by side.
             beside = offset_copy(axes.transData, axes.figure, x=5 * (place - (len(runs) - 1) / 2), units="points")
             axes.errorbar(
                 steps, middle, (below, above), fmt="o", color=_colour(place), transform=beside,
@@ -233,7 +238,7 @@ def _accuracy(axes: Any, runs: Sequence[RecordedRun]) -> None:
 
 
 def _rewards(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """The figure of several rewards, each alone, where a run has them: by dashes, several runs by colour."""
+    """The figure with each of several rewards, if a run has several: rewards differ by dashes, runs by colour."""
     names = sorted({name for run in runs for name in reward_names(run)})
     if not names:
         return []
@@ -252,18 +257,18 @@ def _rewards(runs: Sequence[RecordedRun]) -> list[Chart]:
         _finish(axes, runs[:1], _unit("reward_mean"))
         _legend(axes)
 
-    caption = "mean of each reward alone, before its weight; the reward above is their weighted sum"
+    caption = "mean of each reward before its weight; the reward in the first figure is their weighted sum"
     return [Chart("rewards", "Rewards by kind", caption, draw)]
 
 
 def reward_names(run: RecordedRun) -> list[str]:
-    """What a run's several rewards are called; nothing where it has one."""
+    """The names of a run's rewards if it has several; otherwise empty."""
     found = dict.fromkeys(name for record in run.metrics for name in record)
     return [name.removeprefix(REWARD) for name in found if name.startswith(REWARD) and name not in METRICS]
 
 
 def _outcomes(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """The figure of response lengths by outcome, where responses are recorded."""
+    """The figure of response lengths by outcome, if responses are recorded."""
     found = [lengths_by_outcome(run) for run in runs]
     if not any(lengths.steps for lengths in found):
         return []
@@ -281,12 +286,12 @@ def _outcomes(runs: Sequence[RecordedRun]) -> list[Chart]:
         _finish(axes, runs[:1], "tokens")
         _legend(axes)
 
-    caption = "mean length of recorded responses: full marks right, hollow ones wrong"
+    caption = "mean length of recorded responses: filled marks right, hollow marks wrong"
     return [Chart("length_outcome", "Response length by outcome", caption, draw)]
 
 
 def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], None]:
-    """Draws the distribution of one run's coefficients over its steps."""
+    """A function that draws the distribution of one run's coefficients over its steps."""
 
     def draw(axes: Any, runs: Sequence[RecordedRun]) -> None:
         steps, median = _series(run, "coefficient_p50")
@@ -310,13 +315,13 @@ def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], No
 
 
 def phase_means(run: RecordedRun) -> dict[str, float]:
-    """Mean seconds a step spends in each phase."""
+    """Mean seconds of a step in each phase."""
     count = max(len(run.metrics), 1)
     return {phase: sum(record.get(f"seconds_{phase}", 0.0) for record in run.metrics) / count for phase in PHASES}
 
 
 def _short(name: str) -> str:
-    """A run's name that leaves a figure room for its axes."""
+    """A run's name, shortened to leave room for the axes."""
     name = visible(name)
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 

@@ -1,4 +1,4 @@
-"""Pages that open without a network: the templates, and what they show of a response."""
+"""HTML pages that load nothing from a network: the template environment and the tokens of a response."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from delta_cli.reporting.inspection import InspectedResponse, Inspection
 
 @dataclass(frozen=True)
 class Span:
-    """A token on a page."""
+    """A token on a page: its text, its CSS classes, and the text shown on hovering."""
 
     text: str
     css: str
     hover: str
 
 
-def spans(read: InspectedResponse, scale: ColourScale, limit: int | None = None) -> Iterator[Span]:
-    """The tokens of a response, the first ``limit`` of them, with what appears over each."""
-    response = read.response
+def spans(inspected: InspectedResponse, scale: ColourScale) -> Iterator[Span]:
+    """The tokens of a response."""
+    response = inspected.response
     levels = scale.levels(response.coefficients)
-    columns = (read.pieces, levels, read.false, response.coefficients, response.logprobs, response.entropies)
-    for piece, level, false, coefficient, logprob, entropy in zip(*(column[:limit] for column in columns), strict=True):
+    columns = (inspected.pieces, levels, inspected.false, response.coefficients, response.logprobs, response.entropies)
+    for piece, level, false, coefficient, logprob, entropy in zip(*columns, strict=True):
         classes = (css_class(level), "false" if false else "")
         hover = f"coefficient {coefficient:.3f}   p {math.exp(min(logprob, 0)):.3g}   entropy {entropy:.2f}"
         yield Span(text.visible(piece, "↵\n"), " ".join(filter(None, classes)), hover)
@@ -37,7 +37,7 @@ def spans(read: InspectedResponse, scale: ColourScale, limit: int | None = None)
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Everything that is put into a page is escaped, and a name that is missing is an error."""
+    """The template environment: values are escaped, and a missing name is an error."""
     made = Environment(
         loader=PackageLoader("delta_cli.reporting"),
         autoescape=True,
@@ -59,5 +59,5 @@ def environment() -> Environment:
 
 
 def inspection_page(inspection: Inspection) -> str:
-    """``delta inspect --format html``: one file, nothing fetched."""
+    """The page of ``delta inspect --format html``."""
     return environment().get_template("inspect.html.jinja").render(inspection=inspection)

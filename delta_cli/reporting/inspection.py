@@ -1,4 +1,4 @@
-"""``delta inspect``: the credit of one prompt's responses, token by token, and of the tokens of a batch or run."""
+"""``delta inspect``: the credit of each token in the responses to one prompt, and by token over a step or run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from delta_cli.reporting.prefix_tree import PrefixNode, first_parting, prefix_tr
 from delta_cli.rewards.equations import Equation, find_equations
 from delta_cli.runs.records import RecordedResponse, RecordedRun
 
-NAMED = 8  # problems that an error message lists
+LISTED = 8  # problems in an error message
 
 
 @dataclass(frozen=True)
 class InspectedResponse:
-    """A response with the text of each token and the equations it writes."""
+    """A recorded response with the text of each token and the equations in it."""
 
     response: RecordedResponse
     pieces: list[str]  # [n]
     equations: tuple[Equation, ...]
-    false: Bools  # [n] tokens inside an equation that does not hold
+    false: Bools  # [n] whether the token is part of an equation that does not hold
 
     @classmethod
     def of(cls, response: RecordedResponse, tokenizer: Tokenizer) -> InspectedResponse:
-        """Find the pieces and check the equations."""
+        """Split the response into the texts of its tokens and check its equations."""
         pieces = tokenizer.pieces(response.tokens)
         equations = find_equations("".join(pieces))
         stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
@@ -49,13 +49,16 @@ class InspectedResponse:
 
     @property
     def mean(self) -> float:
-        """Mean coefficient of its tokens; 1 without tokens."""
+        """Mean coefficient of the tokens; 1 if there are none."""
         return float(self.response.coefficients.mean()) if len(self.response) else 1.0
+
+
+Variant = tuple[InspectedResponse, int]  # a response and how often it was drawn
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One prompt's responses in one step, and the tokens of the step or run around them."""
+    """The responses to one prompt in one step, and statistics of the tokens of the step or the run."""
 
     run: str
     step: int
@@ -63,41 +66,45 @@ class Inspection:
     prompt: str
     answer: str
     others: tuple[str, ...]  # ids of all problems of the step
-    reads: tuple[InspectedResponse, ...]  # right ones first, otherwise as recorded
+    responses: tuple[InspectedResponse, ...]  # right ones first, otherwise as recorded
     tree: PrefixNode  # its rows index ``reads``
     table: TokenTable
     table_of: str  # "step 12" or "the run"
 
     @cached_property
-    def variants(self) -> list[tuple[InspectedResponse, int]]:
-        """The responses without repetitions, and how often each was drawn; the most frequent first on each side."""
-        counts = Counter(read.response.tokens.tobytes() for read in self.reads)
-        first = {read.response.tokens.tobytes(): read for read in reversed(self.reads)}
+    def variants(self) -> list[Variant]:
+        """Each different response and how often it was drawn: right ones first, then by frequency."""
+        counts = Counter(inspected.response.tokens.tobytes() for inspected in self.responses)
+        first = {inspected.response.tokens.tobytes(): inspected for inspected in reversed(self.responses)}
         ordered = sorted(first.items(), key=lambda item: (not item[1].response.correct, -counts[item[0]]))
-        return [(read, counts[tokens]) for tokens, read in ordered]
+        return [(inspected, counts[tokens]) for tokens, inspected in ordered]
 
     @cached_property
     def scale(self) -> ColourScale:
-        """The colours' range, from the responses shown."""
-        return ColourScale.covering(read.response.coefficients for read in self.reads)
+        """The colour scale that covers the responses."""
+        return ColourScale.covering(inspected.response.coefficients for inspected in self.responses)
 
     @cached_property
     def parting(self) -> PrefixNode | None:
-        """Where a right and a wrong response first go different ways."""
+        """Where a right and a wrong response first branch."""
         return first_parting(self.tree)
 
     def text(self, node: PrefixNode, limit: int | None = None) -> str:
-        """What the tokens of a node say, the first ``limit`` of them."""
+        """The text of the first ``limit`` tokens of a node, or of all of them."""
         stop = node.stop if limit is None else min(node.stop, node.start + limit)
-        return "".join(self.reads[node.rows[0]].pieces[node.start : stop])
+        return "".join(self.responses[node.rows[0]].pieces[node.start : stop])
 
     def coefficient(self, node: PrefixNode) -> float:
-        """Mean coefficient of a node's first token over the responses that go through it."""
-        return float(np.mean([self.reads[row].response.coefficients[node.start] for row in node.rows]))
+        """Mean coefficient of a node's first token over the responses that run through it."""
+        return float(np.mean([self.responses[row].response.coefficients[node.start] for row in node.rows]))
 
     def false_mean(self) -> float | None:
-        """Mean coefficient of the tokens in false equations of wrong responses; None where there are none."""
-        found = [read.response.coefficients[read.false] for read in self.reads if not read.response.correct]
+        """Mean coefficient of the tokens of false equations in wrong responses; None if there are none."""
+        found = [
+            inspected.response.coefficients[inspected.false]
+            for inspected in self.responses
+            if not inspected.response.correct
+        ]
         values = np.concatenate(found) if found else np.zeros(0)
         return float(values.mean()) if len(values) else None
 
@@ -105,11 +112,9 @@ class Inspection:
 def inspect_run(path: Path, step: int | None = None, problem: str | None = None, whole_run: bool = False) -> Inspection:
     """What ``delta inspect`` shows.
 
-    ``step``: the last recorded one without it. ``problem``: an id, a number of the step's prompts
-    counted from 1, or words of the prompt; without it a prompt with right and wrong responses.
-    ``whole_run``: the table of tokens is over every recorded step instead of this one.
-
-    Raises UserError where there is no such run, step or problem.
+    ``step`` is the last recorded step by default. ``problem`` is an id, the number of a prompt of the step (from 1),
+    or words of the prompt; by default it is a prompt with right and wrong responses. With ``whole_run`` the table of
+    tokens covers every recorded step. Raises UserError if there is no such run, step or problem.
     """
     run = RecordedRun(path)
     step = run.check_step(step)
@@ -144,7 +149,7 @@ def build(
     table: TokenTable,
     table_of: str,
 ) -> Inspection:
-    """The inspection of one prompt's responses."""
+    """The inspection of the responses ``group`` to one prompt."""
     ordered = sorted(group, key=lambda response: not response.correct)
     return Inspection(
         run=run.name,
@@ -153,7 +158,7 @@ def build(
         prompt=group[0].prompt,
         answer=group[0].answer,
         others=others,
-        reads=tuple(InspectedResponse.of(response, run.tokenizer) for response in ordered),
+        responses=tuple(InspectedResponse.of(response, run.tokenizer) for response in ordered),
         tree=prefix_tree(ordered),
         table=table,
         table_of=table_of,
@@ -161,12 +166,12 @@ def build(
 
 
 def most_mixed(groups: Iterable[Sequence[RecordedResponse]]) -> Sequence[RecordedResponse]:
-    """The group whose shares of right and wrong are nearest to one half; the first of equals."""
+    """The group whose share of right responses is closest to one half; the first one if several are."""
     return min(groups, key=lambda group: abs(2 * sum(each.correct for each in group) - len(group)) / len(group))
 
 
 def choose(groups: Sequence[Sequence[RecordedResponse]], problem: str | None, where: str) -> Sequence[RecordedResponse]:
-    """The group a person means; raises UserError where it is none, or several."""
+    """The group that ``problem`` names; raises UserError if it names none or several."""
     if problem is None:
         return most_mixed(groups)
     for group in groups:
@@ -177,13 +182,13 @@ def choose(groups: Sequence[Sequence[RecordedResponse]], problem: str | None, wh
     found = [group for group in groups if problem in group[0].prompt or problem in group[0].problem]
     if len(found) == 1:
         return found[0]
-    named = ", ".join(group[0].problem for group in (found or groups)[:NAMED])
+    named = ", ".join(group[0].problem for group in (found or groups)[:LISTED])
     what = f"{len(found)} problems contain '{problem}'" if found else f"no problem is or contains '{problem}'"
     raise UserError(f"{where}: {what}; choose an id ({named}, …) or a number from 1 to {len(groups)}")
 
 
 def to_json(inspection: Inspection) -> str:
-    """The inspection for programs: an object with run, step, problem, responses, tree and tokens."""
+    """The inspection as JSON: an object with run, step, problem, responses, tree and tokens."""
     parting = inspection.parting
     return json.dumps(
         {
@@ -193,7 +198,7 @@ def to_json(inspection: Inspection) -> str:
             "prompt": inspection.prompt,
             "answer": inspection.answer,
             "problems": inspection.others,
-            "responses": [_response(read) for read in inspection.reads],
+            "responses": [_response(inspected) for inspected in inspection.responses],
             "tree": _node(inspection, inspection.tree),
             "first_parting": None if parting is None else {"tokens_before": parting.stop, "after": _before(inspection)},
             "tokens": {"of": inspection.table_of} | asdict(inspection.table),
@@ -203,13 +208,13 @@ def to_json(inspection: Inspection) -> str:
 
 
 def _before(inspection: Inspection) -> str:
-    """The text that right and wrong responses share before they first part."""
+    """The text that right and wrong responses share before they first branch."""
     parting = inspection.parting
-    return "" if parting is None else "".join(inspection.reads[parting.rows[0]].pieces[: parting.stop])
+    return "" if parting is None else "".join(inspection.responses[parting.rows[0]].pieces[: parting.stop])
 
 
-def _response(read: InspectedResponse) -> dict[str, Any]:
-    response = read.response
+def _response(inspected: InspectedResponse) -> dict[str, Any]:
+    response = inspected.response
     return {
         "text": response.text,
         "reward": response.reward,
@@ -218,12 +223,12 @@ def _response(read: InspectedResponse) -> dict[str, Any]:
         "advantage": response.advantage,
         "truncated": response.truncated,
         "failure": response.failure,
-        "pieces": read.pieces,
+        "pieces": inspected.pieces,
         "tokens": response.tokens.tolist(),
         "coefficients": response.coefficients.tolist(),
         "logprobs": response.logprobs.tolist(),
         "entropies": response.entropies.tolist(),
-        "equations": [asdict(equation) for equation in read.equations],
+        "equations": [asdict(equation) for equation in inspected.equations],
     }
 
 

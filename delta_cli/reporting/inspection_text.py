@@ -1,4 +1,4 @@
-"""An inspection in the terminal."""
+"""``delta inspect`` in a terminal."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rich.tree import Tree
 
 from delta_cli.reporting.coefficient_statistics import KINDS, TokenCredit, TokenTable
 from delta_cli.reporting.colour_scale import DOWN, EVEN, LEVELS, UP, ColourScale, mark, terminal_style
-from delta_cli.reporting.inspection import InspectedResponse, Inspection
+from delta_cli.reporting.inspection import InspectedResponse, Inspection, Variant
 from delta_cli.reporting.prefix_tree import PrefixNode
 from delta_cli.text import quoted, signed, visible
 
-SIDE_BY_SIDE = 80  # terminal columns from which two responses stand beside each other
-TOKENS = 400  # of a response that are shown
-RESPONSES = 4  # right ones that are shown, and wrong ones
-BRANCH_TOKENS = 24  # of a stretch in the tree
+SIDE_BY_SIDE = 80  # terminal columns needed to show two responses side by side
+TOKENS = 400  # shown of a response
+RESPONSES = 4  # right ones shown, and as many wrong ones
+BRANCH_TOKENS = 24  # shown of a node of the prefix tree
 RIGHT, WRONG, QUIET = "bold green", "bold red", "dim"
 
 
 def render(inspection: Inspection) -> RenderableType:
-    """The whole inspection, in the width it is printed at."""
+    """The whole inspection, laid out in the width it is printed in."""
     return Group(
         _head(inspection),
         legend(inspection.scale),
         Text(),
         ResponseColumns(inspection),
-        Text("Where the responses part", style="bold"),
+        Text("Where the responses branch", style="bold"),
         tree(inspection),
         Text(),
         token_table(inspection.table, inspection.table_of),
@@ -45,7 +45,7 @@ def _head(inspection: Inspection) -> Text:
     head.append(f"problem {visible(inspection.problem)} ({place} of {len(inspection.others)})\n", style="not bold")
     head.append(f"{visible(inspection.prompt.strip())}\n", style="not bold")
     head.append(
-        f"answer {visible(inspection.answer)}; {right} of {len(inspection.reads)} responses right", style="not bold"
+        f"answer {visible(inspection.answer)}; {right} of {len(inspection.responses)} responses right", style="not bold"
     )
     false = inspection.false_mean()
     if false is not None:
@@ -54,17 +54,17 @@ def _head(inspection: Inspection) -> Text:
 
 
 def legend(scale: ColourScale) -> Text:
-    """What the colours and marks mean."""
+    """An explanation of the colours and marks."""
     low, high = scale.ends
     line = Text("coefficient ", style=QUIET).append(f"{low:.2f} damped {DOWN} ", style="not dim")
     for level in range(-LEVELS, LEVELS + 1, 2):
         line.append("  ", style=terminal_style(level))
     line.append(f" {UP} amplified {high:.2f}", style="not dim")
-    return line.append("   underlined: in an equation that does not hold", style=QUIET)
+    return line.append("   underlined: part of an equation that does not hold", style=QUIET)
 
 
 class ResponseColumns:
-    """Right responses on the left and wrong ones on the right; one below the other in a narrow terminal."""
+    """Right responses on the left and wrong ones on the right, or one below the other in a narrow terminal."""
 
     def __init__(self, inspection: Inspection) -> None:
         self.scale = inspection.scale
@@ -88,30 +88,30 @@ class ResponseColumns:
             yield Text(f"{hidden} more different responses; --format html shows all\n", style=QUIET)
 
 
-def card(variant: tuple[InspectedResponse, int], scale: ColourScale, width: int) -> RenderableType:
-    """A response and how often it was drawn: outcome, coloured tokens with marks below, false equations."""
-    read, count = variant
-    response = read.response
+def card(variant: Variant, scale: ColourScale, width: int) -> RenderableType:
+    """A response: outcome and how often it was drawn, coloured tokens with marks below, equations that do not hold."""
+    inspected, count = variant
+    response = inspected.response
     word, style = ("✓ right", RIGHT) if response.correct else ("✗ wrong", WRONG)
     word += f" ×{count}" if count > 1 else ""
     facts = f"  reward {response.reward:g}{visible(response.each_reward, ' ')}"
-    facts += f"  advantage {signed(response.advantage)}  mean {read.mean:.3f}"
+    facts += f"  advantage {signed(response.advantage)}  mean {inspected.mean:.3f}"
     lines = [Text(word, style=style).append(facts, style="not bold default")]
     if response.truncated:
         lines[0].append("  cut off", style="not bold default")
-    lines += token_lines(read, scale, width)
+    lines += token_lines(inspected, scale, width)
     if len(response) > TOKENS:
         lines.append(Text(f"… {len(response) - TOKENS:,} more tokens; --format html shows all", style=QUIET))
-    if false := [visible(equation.text, " ") for equation in read.equations if not equation.holds]:
+    if false := [visible(equation.text, " ") for equation in inspected.equations if not equation.holds]:
         lines.append(Text("does not hold: ", style=WRONG).append("  ".join(false), style="not bold default"))
     return Group(*lines, Text())
 
 
-def token_lines(read: InspectedResponse, scale: ColourScale, width: int) -> Iterator[Text]:
-    """The tokens in lines of ``width`` cells, each followed by a line of marks where it has any."""
+def token_lines(inspected: InspectedResponse, scale: ColourScale, width: int) -> Iterator[Text]:
+    """The tokens in lines of ``width`` cells; a line with marks is followed by a line that shows them."""
     line, marks, used = Text(), "", 0
-    levels = scale.levels(read.response.coefficients[:TOKENS])
-    for level, piece, false in zip(levels, read.pieces, read.false, strict=False):
+    levels = scale.levels(inspected.response.coefficients[:TOKENS])
+    for level, piece, false in zip(levels, inspected.pieces, inspected.false, strict=False):
         style = f"{terminal_style(level)} underline" if false else terminal_style(level)
         sign = mark(level)
         for char in visible(piece, "↵\n"):
@@ -133,10 +133,10 @@ def _with_marks(line: Text, marks: str) -> Iterator[Text]:
 
 
 def tree(inspection: Inspection) -> RenderableType:
-    """The prefix tree: each stretch with how many right and wrong responses go through it."""
+    """The prefix tree, with the number of right and wrong responses that run through each node."""
     root = inspection.tree
     if inspection.parting is None:
-        return Text("nowhere: no right and no wrong response to compare", style=QUIET)
+        return Text("all responses have the same outcome, so there is nothing to compare", style=QUIET)
     drawn = Tree(_label(inspection, root), guide_style=QUIET)
     _grow(inspection, root, drawn)
     return drawn
@@ -162,9 +162,9 @@ def _label(inspection: Inspection, node: PrefixNode) -> Text:
     if node.wrong:
         label.append(f"  ✗{node.wrong}", style=WRONG)
     if node is inspection.parting:
-        label.append("  ◆ right and wrong first part after this", style="bold")
+        label.append("  ◆ right and wrong responses first branch here", style="bold")
     elif node.parts:
-        label.append("  ◇ part", style=QUIET)
+        label.append("  ◇ branch", style=QUIET)
     return label
 
 

@@ -1,4 +1,4 @@
-"""How long right and wrong responses are, over the steps: from the recorded responses."""
+"""Mean length of right and of wrong responses over the steps of a run, from its recorded responses."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from delta_cli.runs.records import RecordedRun
 
-READ_TOKENS = 200_000  # of all steps together
-FEWEST, MOST = 3, 24  # steps that are read, as many as READ_TOKENS allows
+READ_TOKENS = 200_000  # over all steps
+FEWEST, MOST = 3, 24  # steps that are read; as many as READ_TOKENS allows
 
 
 @dataclass(frozen=True)
 class LengthByOutcome:
-    """Mean lengths, in tokens, of the responses of some recorded steps; no number where a step has none such."""
+    """Mean lengths in tokens at some recorded steps; NaN if a step has no such response."""
 
     steps: list[int]
     right: list[float]
@@ -21,12 +21,12 @@ class LengthByOutcome:
 
 
 def lengths_by_outcome(run: RecordedRun) -> LengthByOutcome:
-    """Of steps spread over the run, the first and the last recorded among them.
+    """Mean lengths at steps spread evenly over the run, including the first and the last recorded one.
 
-    Where a step is longer than its part of READ_TOKENS, its first responses stand for all.
+    Of a step with more tokens than its part of READ_TOKENS, only the first responses are read.
     """
-    of_step = max((record.get("tokens", 0) for record in run.metrics), default=0)
-    steps = _spread(run.steps, min(max(READ_TOKENS // max(of_step, 1), FEWEST), MOST))
+    largest = max((record.get("tokens", 0) for record in run.metrics), default=0)  # tokens of a step
+    steps = _spread(run.steps, min(max(READ_TOKENS // max(largest, 1), FEWEST), MOST))
     right, wrong = [], []
     for step in steps:
         lengths: dict[bool, list[int]] = {True: [], False: []}
@@ -42,7 +42,7 @@ def lengths_by_outcome(run: RecordedRun) -> LengthByOutcome:
 
 
 def _spread(steps: list[int], count: int) -> list[int]:
-    """At most ``count`` (2 or more) of the steps, evenly apart, the first and the last among them."""
+    """At most ``count`` of the steps, evenly spaced, with the first and the last; ``count`` is at least 2."""
     if len(steps) <= count:
         return steps
     return [steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)]

@@ -1,6 +1,6 @@
-"""The live display: one picture of a run, redrawn a few times a second.
+"""The live display: a dashboard of a run, redrawn a few times a second.
 
-What the loop calls only stores numbers; drawing happens in the display's own thread, at its own rate.
+The methods that the training loop calls only store numbers. The display's own thread draws them.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ PHASE_LABELS = {
     "evaluate": "evaluation",
     "save": "saving",
 }
-# Only colours that every theme defines and none that vanishes on white or on black; grey does on some.
+# Colours that every theme defines and that are visible on white and on black; grey is not always.
 RIGHT, WRONG, BAR, QUIET, LOUD = "green", "red", "cyan", "dim", "not dim"
 
 
 @dataclass
 class PhaseProgress:
-    """What the loop is doing now."""
+    """The phase of the step that the loop is in."""
 
     name: str
-    total: int = 0  # responses it will see; 0 where that is not known
+    total: int = 0  # responses it will process; 0 if unknown
     responses: int = 0
     tokens: int = 0
-    expected: float = 0.0  # seconds it took in the last step
+    expected: float = 0.0  # seconds it took in the step before
     started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Time since it began."""
         return time.monotonic() - self.started
 
 
 class LiveObserver(Observer):
-    """Shows a run as a dashboard that is redrawn in place; evaluations and notices scroll above it."""
+    """Shows a dashboard that is redrawn in place; evaluations and notices scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -74,10 +74,10 @@ class LiveObserver(Observer):
         self._begun = self._stepped = time.monotonic()
         self._live: Live | None = None
 
-    # ------------------------------------------------------------------------------ what the loop says
+    # ------------------------------------------------------------------------------ called by the loop
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start to draw."""
+        """Start drawing."""
         self._title = visible(title) + (f" on {machine}" if machine else "")
         self._pace.begin(steps, first)
         self._begun = self._stepped = time.monotonic()
@@ -85,34 +85,34 @@ class LiveObserver(Observer):
         self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Another phase begins."""
+        """Start another phase."""
         self._phase = PhaseProgress(name, total, expected=self._last.get(f"seconds_{name}", 0.0))
 
     def advance(self, responses: int, tokens: int) -> None:
-        """Responses and tokens of the phase so far."""
+        """Update how many responses and tokens the phase has processed."""
         if self._phase is not None:
             self._phase.responses, self._phase.tokens = responses, tokens
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """Take over a step's numbers."""
+        """Store the numbers of a step."""
         self._pace.step(record)
         for name in ("accuracy", "reward_mean"):
             self._history[name].append(record[name])
         self._examples = self._examples | {example.correct: example for example in examples}
-        self._last, self._stepped = record, time.monotonic()  # last: the other thread may draw at any moment
+        self._last, self._stepped = record, time.monotonic()  # last, because the other thread may draw now
 
     def evaluation(self, record: JsonObject) -> None:
-        """Take over the held-out accuracy, and leave a line of it above the picture."""
+        """Store the held-out accuracy and print it above the dashboard."""
         self._history["held_out"].append(record["accuracy"])
         self._evaluation = record
         self._above(Text(evaluation_line(record)))
 
     def notice(self, notice: Notice) -> None:
-        """Leave a line above the picture."""
+        """Print the notice above the dashboard."""
         self._above(Text("! ", style=f"bold {WRONG}").append(visible(notice.text, " "), style="not bold default"))
 
     def end(self) -> None:
-        """Stop drawing; the last picture stays."""
+        """Stop drawing; the last dashboard stays on the screen."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
@@ -121,10 +121,10 @@ class LiveObserver(Observer):
     def _above(self, line: Text) -> None:
         self._console.print(line, highlight=False)
 
-    # ------------------------------------------------------------------------------ the picture
+    # ------------------------------------------------------------------------------ the dashboard
 
     def picture(self) -> RenderableType:
-        """The dashboard as it stands."""
+        """The dashboard as it is now."""
         width = min(self._console.width, 120)
         inside = width - 4
         parts: list[RenderableType] = [self._progress(inside)]
@@ -137,7 +137,7 @@ class LiveObserver(Observer):
         return Panel(Group(*parts), title=title, title_align="left", border_style=QUIET, width=width, padding=(0, 1))
 
     def _progress(self, width: int) -> Table:
-        """The run's bar and the phase's."""
+        """The progress bars of the run and of the phase."""
         now = time.monotonic()
         left = self._pace.left
         time_text = duration(now - self._begun)
@@ -160,7 +160,7 @@ class LiveObserver(Observer):
         return table
 
     def _curves(self, width: int) -> Table:
-        """Accuracy, reward and held-out accuracy over the steps."""
+        """Accuracy, reward and held-out accuracy over the steps, as sparklines."""
         table = Table.grid(padding=(0, 1))
         table.add_column(width=10, no_wrap=True)
         table.add_column(width=6, justify="right", style="bold")
@@ -179,7 +179,7 @@ class LiveObserver(Observer):
         return table
 
     def _numbers(self, width: int) -> Text:
-        """The step's other numbers, as many to a line as fit."""
+        """The other numbers of the step, as many on a line as fit."""
         last = self._last
         if not last:
             return Text()
@@ -197,9 +197,9 @@ class LiveObserver(Observer):
         return _flow(parts, width)
 
     def _example(self, example: Example, width: int) -> Text:
-        """A response's end, two lines at most; its question on a line of its own where both do not fit on one."""
+        """The end of a response in at most two lines, after its question or below it if both do not fit on one line."""
         mark, style = ("✓ right", RIGHT) if example.correct else ("✗ wrong", WRONG)
-        # Cut before it is made visible: a response may have a hundred thousand characters.
+        # Cut before escaping, because a response may have a hundred thousand characters.
         question, response = visible(example.question[:width]), visible(example.response[-4 * width :])
         line = Text(f"{mark}  ", style=f"bold {style}")
         line.append(_head(question, width - 10), style="not bold default dim")
@@ -209,7 +209,7 @@ class LiveObserver(Observer):
 
 
 def _share(phase: PhaseProgress) -> float | None:
-    """How much of a phase is done: counted, or guessed from how long it took in the step before."""
+    """The share of a phase that is done, counted, or estimated from its time in the step before; None if unknown."""
     if phase.total:
         return phase.responses / phase.total
     return min(phase.seconds / phase.expected, 0.99) if phase.expected > 0 else None
@@ -235,7 +235,7 @@ def _head(text: str, cells: int) -> str:
 
 
 def _flow(parts: list[Text], width: int) -> Text:
-    """The parts with two spaces between them, a new line before each that does not fit."""
+    """The parts with two spaces between them; a part that does not fit starts a new line."""
     flowed, used = Text(), 0
     for part in parts:
         if used and used + 2 + part.cell_len > width:

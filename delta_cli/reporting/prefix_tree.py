@@ -1,4 +1,4 @@
-"""The prefix tree of a group: where the responses to one prompt share a beginning, and where they part."""
+"""The prefix tree of a group: which beginnings the responses to one prompt share, and where they branch."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from delta_cli.runs.records import RecordedResponse
 
 @dataclass(frozen=True)
 class PrefixNode:
-    """A stretch of tokens that the responses ``rows`` have in common, and what follows it."""
+    """Consecutive tokens that the responses ``rows`` share, and what follows them."""
 
     start: int  # tokens before it
     stop: int  # tokens up to its end
-    rows: tuple[int, ...]
-    right: int  # of the rows, how many are correct
-    children: tuple[PrefixNode, ...]  # by their first token; empty where the responses end
+    rows: tuple[int, ...]  # responses that run through it
+    right: int  # of these, how many are correct
+    children: tuple[PrefixNode, ...]  # one for each next token; none if the responses end here
 
     @property
     def wrong(self) -> int:
-        """Of the rows, how many are not correct."""
+        """How many of the responses are not correct."""
         return len(self.rows) - self.right
 
     @property
     def parts(self) -> bool:
-        """Whether a right and a wrong response go different ways at the end of this stretch."""
+        """Whether a right and a wrong response branch at the end of this node."""
         return any(one.right and other.wrong for one in self.children for other in self.children if one is not other)
 
     def walk(self) -> Iterator[PrefixNode]:
-        """This node and all below it, from the root down."""
+        """This node and all nodes below it, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def prefix_tree(responses: Sequence[RecordedResponse]) -> PrefixNode:
-    """The tree of one prompt's responses, compressed: a node ends where its responses differ."""
+    """The tree of the responses to one prompt; a node ends where its responses differ."""
     return _node(responses, tuple(range(len(responses))), 0)
 
 
 def first_parting(root: PrefixNode) -> PrefixNode | None:
-    """The node at whose end, after the fewest tokens, a right and a wrong response part; None if none do."""
+    """The node with the fewest tokens before its end at which a right and a wrong response branch; None without one."""
     return min((node for node in root.walk() if node.parts), key=lambda node: node.stop, default=None)
 
 
@@ -64,7 +64,7 @@ def _node(responses: Sequence[RecordedResponse], rows: tuple[int, ...], start: i
 
 
 def _shared(responses: Sequence[RecordedResponse], rows: tuple[int, ...], start: int) -> int:
-    """How many tokens, from the beginning, all the responses at ``rows`` have in common; ``start`` are known to be."""
+    """The length of the longest common prefix of the responses ``rows``, which is known to be at least ``start``."""
     shortest = min((len(responses[row]) for row in rows), default=0)
     first = responses[rows[0]].tokens[start:shortest] if rows else np.empty(0)
     agree = np.ones(len(first), bool)

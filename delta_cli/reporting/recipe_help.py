@@ -1,4 +1,4 @@
-"""The keys of a recipe as lines of text: a list of them, and all that is known of one."""
+"""The keys of a recipe as lines of text: ``delta recipe keys`` and ``delta recipe explain``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDENT = "    "
 
 
 def key_lines(prefix: str, width: int) -> Iterator[str]:
-    """The keys that begin with ``prefix`` by section, names whole; raises UserError where there are none."""
+    """The keys that begin with ``prefix``, by section; raises UserError if there are none."""
     found = [key for key in key_reference() if key.name == prefix or key.name.startswith(prefix)]
     if not found:
         sections = ", ".join(Recipe.model_fields)
@@ -35,7 +35,10 @@ def key_lines(prefix: str, width: int) -> Iterator[str]:
 
 
 def explained(name: str, width: int) -> Iterator[str]:
-    """All that is known of one key, by its name, its last part, or what another trainer calls it."""
+    """Everything about one key, given its name, the last part of its name, or another trainer's name for it.
+
+    Raises UserError if there is no such key.
+    """
     by_name = {key.name: key for key in key_reference()}
     key = by_name.get(name) or by_name.get(setting(name.rpartition(".")[2]) or "")
     if key is None:
@@ -56,7 +59,7 @@ def explained(name: str, width: int) -> Iterator[str]:
 
 
 def purpose(section: str) -> str:
-    """What a section is about, in a sentence."""
+    """The purpose of a section in one sentence."""
     model = Recipe
     for part in section.split("."):
         inner = section_of(model.model_fields[part].annotation)
@@ -66,14 +69,14 @@ def purpose(section: str) -> str:
 
 
 def _head(key: KeyReference) -> str:
-    """Name, default, type and range."""
+    """Name, default, type and allowed values of a key."""
     default = f" = {key.default}" if key.default else ""
     allowed = ": ".join(part for part in (key.type, key.allowed) if part)
     return f"{key.name}{default}  ({allowed}{', ' + key.unit if key.unit else ''})"
 
 
 def _wrapped(text: str, width: int, first: str = "", later: str = INDENT) -> list[str]:
-    """The text in lines of at most ``width``, where its words allow; names are never cut."""
+    """The text wrapped to ``width``; longer words are not broken."""
     return textwrap.wrap(
         text,
         width,

@@ -1,4 +1,4 @@
-"""``delta report``: one or several runs as one file that opens without a network."""
+"""``delta report``: one or several runs on one HTML page that loads nothing from a network."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from delta_cli.evaluation.results import FILE, EvaluationResult
 from delta_cli.reporting.coefficient_statistics import CoefficientStatistics
 from delta_cli.reporting.figures import Chart, Drawing, charts, phase_means
 from delta_cli.reporting.html_pages import environment
-from delta_cli.reporting.inspection import Inspection, build, most_mixed
+from delta_cli.reporting.inspection import Inspection, Variant, build, most_mixed
 from delta_cli.runs.metrics import METRICS
 from delta_cli.runs.records import RecordedResponse, RecordedRun
 
-PAGE_TOKENS = 24_000  # in the heatmaps of all runs together
+PAGE_TOKENS = 24_000  # in all heatmaps of the page
 RESPONSE_TOKENS = 4_000  # of one response
-READ_TOKENS = 400_000  # of one step, before its heatmap's prompt is chosen
-RESPONSES = 4  # different ones of a heatmap, half of them right where there are such
+READ_TOKENS = 400_000  # read of a step before a prompt is chosen for its heatmap
+RESPONSES = 4  # different ones in a heatmap, half of them right if possible
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """The responses of one prompt that the report shows."""
+    """The responses to one prompt that the report shows."""
 
     inspection: Inspection
-    shown: list[tuple[Any, int]]  # responses and how often each was drawn
+    shown: list[Variant]
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as the report shows it."""
+    """What the report shows of a run."""
 
     run: RecordedRun
     heatmaps: list[Heatmap]
@@ -49,32 +49,32 @@ class RunView:
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """Its last step's metrics; empty before the first."""
+        """The metrics of its last step; empty before the first one."""
         return self.run.metrics[-1] if self.run.metrics else {}
 
     @property
     def seconds(self) -> float:
-        """Time of all its steps."""
+        """Total time of its steps."""
         return float(sum(record.get("seconds", 0.0) for record in self.run.metrics))
 
     @property
     def tokens(self) -> int:
-        """RecordedResponse tokens of all its steps."""
+        """Response tokens over all its steps."""
         return sum(record.get("tokens", 0) for record in self.run.metrics)
 
     @property
     def steps(self) -> int:
-        """How many steps its recipe asks for."""
+        """How many steps its recipe sets."""
         return int(self.run.recipe.get("run", {}).get("steps", 0))
 
 
 def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None) -> list[Path]:
     """Write the report to ``output`` and, with ``figures``, every chart as PNG and SVG into that folder.
 
-    Returns the files written. Raises UserError where a run is not there or a file cannot be written.
+    Returns the files written. Raises UserError if a run does not exist or a file cannot be written.
     """
     opened = [RecordedRun(path) for path in runs]
-    _distinguish(opened)
+    _make_names_unique(opened)
     with _writing():
         for folder in filter(None, (output.parent, figures)):
             folder.mkdir(parents=True, exist_ok=True)  # fails before anything is drawn
@@ -110,7 +110,7 @@ def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]]) -
 
 
 def differing(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
-    """The recipe keys in which the runs differ, with each run's value."""
+    """The recipe keys in which the runs differ, with the value in each run."""
     flat = [dict(_flatten(run.recipe)) for run in runs]
     names = dict.fromkeys(name for recipe in flat for name in recipe)
     values = {name: [recipe.get(name) for recipe in flat] for name in names}
@@ -128,8 +128,8 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _distinguish(runs: Sequence[RecordedRun]) -> None:
-    """Give runs whose folders have one name the path from the folder that all runs have in common."""
+def _make_names_unique(runs: Sequence[RecordedRun]) -> None:
+    """Rename runs whose folders have the same name to their paths below the common parent folder."""
     names = [run.name for run in runs]
     common = os.path.commonpath([run.path.resolve().parent for run in runs])
     for run in runs:
@@ -146,7 +146,7 @@ def _view(run: RecordedRun, budget: int) -> RunView:
 
 
 def _heatmap(run: RecordedRun, step: int, budget: int) -> Heatmap | None:
-    """A prompt of the step with right and wrong responses, as many of them as ``budget`` tokens allow."""
+    """A prompt of the step with right and wrong responses, as many as fit into ``budget`` tokens."""
     statistics = CoefficientStatistics()
     groups = []
     tokens = 0
@@ -166,7 +166,7 @@ def _heatmap(run: RecordedRun, step: int, budget: int) -> Heatmap | None:
 
 
 def _cut(response: RecordedResponse) -> RecordedResponse:
-    """The beginning of a response that is too long for a page."""
+    """The response, or the beginning of one that is too long for a page."""
     stop = RESPONSE_TOKENS
     if len(response) <= stop:
         return response
@@ -179,11 +179,11 @@ def _cut(response: RecordedResponse) -> RecordedResponse:
     )
 
 
-def _chosen(inspection: Inspection, budget: int) -> list[tuple[Any, int]]:
-    """Right and wrong variants in turn, until there are enough of them or of their tokens."""
+def _chosen(inspection: Inspection, budget: int) -> list[Variant]:
+    """Right and wrong variants in turn, until there are RESPONSES of them or ``budget`` tokens."""
     right = [variant for variant in inspection.variants if variant[0].response.correct]
     wrong = [variant for variant in inspection.variants if not variant[0].response.correct]
-    kept: list[tuple[Any, int]] = []
+    kept: list[Variant] = []
     while (right or wrong) and len(kept) < RESPONSES and budget > 0:
         side = right if right and (len(kept) % 2 == 0 or not wrong) else wrong
         kept.append(side.pop(0))

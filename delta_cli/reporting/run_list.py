@@ -1,4 +1,4 @@
-"""The runs below a folder: what each trained, how far it came, and whether it is still going."""
+"""``delta runs``: the runs below a folder, what each trains, how far it is and whether it is still running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,31 +17,31 @@ from delta_cli.recipe import load_recipe
 from delta_cli.runs import export_stamp
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.status import read_status
-from delta_cli.text import NONE, percent, visible
+from delta_cli.text import NONE, fits, percent, visible
 
 RunState = Literal["going", "done", "stopped", "failed", "died", "damaged"]
 STYLES: dict[RunState, str] = {"going": "cyan", "done": "green", "failed": "red", "died": "red", "damaged": "red"}
-DEEP = 4  # folders below each other in which runs are looked for: a study's lie in studies/NAME/runs
+DEPTH = 4  # folder levels that are searched; those of a study are in studies/NAME/runs
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run, as ``delta runs`` lists it."""
+    """What ``delta runs`` shows of one run."""
 
     path: Path
     state: RunState
-    reason: str  # of "failed" and "damaged"
+    reason: str  # if failed or damaged
     method: str
     model: str
     step: int
     steps: int
-    accuracy: float | None  # held out, last and best
-    best: float | None
+    accuracy: float | None  # of the last held-out evaluation
+    best: float | None  # held-out accuracy so far
     changed: float  # seconds since the epoch
 
     @property
     def unfinished(self) -> bool:
-        """Whether it can be gone on with."""
+        """Whether it can be resumed."""
         return self.state in ("stopped", "failed", "died")
 
     def as_json(self) -> dict[str, Any]:
@@ -51,8 +50,8 @@ class RunSummary:
 
 
 def find_runs(root: Path) -> list[RunSummary]:
-    """The runs in a folder and below it, the one that changed last at the end."""
-    folders = [file.parent for depth in range(DEEP) for file in root.glob("*/" * depth + "recipe.toml")]
+    """The runs in a folder and below it, the one that changed last at the end of the list."""
+    folders = [file.parent for depth in range(DEPTH) for file in root.glob("*/" * depth + "recipe.toml")]
     found = [_summary(folder) for folder in folders if (folder / "checkpoints").is_dir()]
     return sorted(found, key=lambda run: run.changed)
 
@@ -96,7 +95,7 @@ def _state(run: RunFolder, step: int, steps: int) -> tuple[RunState, str]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process trains in the folder."""
+    """Whether a process is training in the folder."""
     lock = FileLock(folder / ".lock")
     if not (folder / ".lock").exists():
         return False
@@ -110,15 +109,15 @@ def held(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class RunTable:
-    """The runs, a line each, with as many columns as the width allows; names are never cut."""
+    """A table with a line for each run and as many columns as the width allows; names are never cut."""
 
     runs: Sequence[RunSummary]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """The layout with most columns that fits."""
+        """The layout with the most columns that fits."""
         for columns in (("method", "model"), ("method",), ()):
             table = self._table(columns)
-            if Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width:
+            if fits(table, console, options):
                 break
         yield table
         for run in self.runs:

@@ -1,4 +1,4 @@
-"""The tokens that a run amplified and damped most, as a figure: the larger, the further from 1."""
+"""A figure of the most amplified and the most damped tokens of a run: the larger a token, the further from 1."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from delta_cli.reporting.coefficient_statistics import CoefficientStatistics, To
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import visible
 
-WORDS = 24  # of each half
+WORDS = 24  # in each half
 READ_TOKENS = 200_000  # of the last recorded steps
-SMALLEST, LARGEST = 7.0, 14.0  # points
-COLUMN, GAP, HEIGHT = 2.4, 0.15, 2.4  # inches of a half, between the two, and of their lines
-LETTER = 0.62  # of a letter's width in its size
+SMALLEST, LARGEST = 7.0, 14.0  # font sizes in points
+COLUMN, GAP, HEIGHT = 2.4, 0.15, 2.4  # inches: width of a half, gap between them, height
+LETTER = 0.62  # width of a letter, as a share of its font size
 LONGEST = 18  # characters of a token
 
 
 @dataclass(frozen=True)
 class TokenCloud:
-    """Tokens and their mean coefficients, the furthest from 1 first."""
+    """Tokens with their mean coefficients, those furthest from 1 first."""
 
-    step: int  # the last one that was counted
+    step: int  # the last one counted
     amplified: tuple[TokenCredit, ...]
     damped: tuple[TokenCredit, ...]
 
 
 def cloud(run: RecordedRun) -> TokenCloud | None:
-    """The tokens of the last recorded responses of a run; None where no coefficient differs from 1."""
+    """The tokens of the last recorded responses of a run; None if no token is amplified or none is damped."""
     statistics, tokens = CoefficientStatistics(), 0
     for step in reversed(run.steps):
         for response in run.responses(step):
@@ -48,7 +48,7 @@ def cloud(run: RecordedRun) -> TokenCloud | None:
 
 
 def draw(axes: Any, runs: Sequence[RecordedRun], found: TokenCloud, colours: tuple[str, str]) -> None:
-    """Both halves side by side on matplotlib ``axes``, in inches, line by line, as far down as there is room."""
+    """Draw both halves side by side on matplotlib ``axes``, whose unit is an inch; words without room are left out."""
     axes.axis("off")
     halves = (("amplified", found.amplified, colours[0]), ("damped", found.damped, colours[1]))
     furthest = max(abs(each.mean - 1) for _, half, _ in halves for each in half)
@@ -72,12 +72,12 @@ def draw(axes: Any, runs: Sequence[RecordedRun], found: TokenCloud, colours: tup
 
 
 def drawing(found: TokenCloud, colours: tuple[str, str]) -> Any:
-    """What draws this cloud."""
+    """A drawing function for a chart."""
     return partial(draw, found=found, colours=colours)
 
 
 def shown(credit: TokenCredit) -> str:
-    """A token as a word of the figure, with the side that it was counted on."""
+    """A token as it is written in the figure, with a sign for its side."""
     word = visible(credit.text.strip(" ") or "␣")
     short = word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
     return short + ("⁺" if credit.side == "+" else "⁻")

@@ -1,7 +1,7 @@
-"""The metrics of a run where people already look: TensorBoard, Weights & Biases, trackio.
+"""Experiment trackers: TensorBoard, Weights & Biases and trackio.
 
-Each is an observer that hands every number of a step on under its name in metrics.jsonl. Which one
-is a matter of two lines in a recipe; the packages are extras, imported when they are asked for.
+Each is an observer that logs every number of a step under its name in metrics.jsonl. ``tracking.kind`` in the
+recipe chooses one. The packages are optional and imported only if chosen.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio
 
 
 def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
-    """The observer, joined by the tracker that the recipe names.
+    """The observer, together with the recipe's tracker if it names one.
 
-    Raises UserError where the tracker's package is not installed.
+    Raises UserError if the tracker's package is not installed.
     """
     kind = recipe.tracking.kind
     if kind == "none":
@@ -44,7 +44,7 @@ def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
 
 
 class Tracker(Observer, ABC):
-    """What the three have in common: numbers go out under the step they belong to."""
+    """What the trackers share: which numbers are logged at which step."""
 
     def __init__(self, package: Any, recipe: Recipe, folder: Path) -> None:
         self.package = package
@@ -52,49 +52,49 @@ class Tracker(Observer, ABC):
         self.folder = folder
 
     def step(self, record: JsonObject, examples: list[Any]) -> None:
-        """Hand on a step's numbers."""
+        """Log the numbers of a step."""
         self.log(numbers(record), record["step"])
 
     def evaluation(self, record: JsonObject) -> None:
-        """Hand on the held-out accuracy and the ends of its interval."""
+        """Log the held-out accuracy and the ends of its interval."""
         names = {"eval_accuracy": "accuracy", "eval_low": "low", "eval_high": "high"}
         self.log(numbers({name: record.get(key) for name, key in names.items()}), record["step"])
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send values to the tracker."""
+        """Send these values to the tracker."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the run's folder: ``tensorboard --logdir RUN``."""
+    """Writes event files into the run's folder; ``tensorboard --logdir RUN`` shows them."""
 
     _writer: Any = None
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Open an event file; what an earlier part of the run wrote after ``first`` is hidden."""
+        """Open an event file; values that an earlier process logged after step ``first`` are hidden."""
         self._writer = self.package.SummaryWriter(
             str(self.folder / "tensorboard"), purge_step=first + 1 if first else None
         )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One scalar for each value."""
+        """Add one scalar for each value."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def end(self) -> None:
-        """Write what is left."""
+        """Write the remaining values and close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 class WeightsAndBiases(Tracker):
-    """A run in the project; resumed where the training is."""
+    """A run in the project, which is resumed with the training."""
 
     _run: Any = None
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start the run, or go on with it."""
+        """Start the run or resume it."""
         known = self.folder / "wandb-id"
         if not (first and known.exists()):
             known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
@@ -106,7 +106,7 @@ class WeightsAndBiases(Tracker):
                 config=self.recipe.model_dump(mode="json"),
                 id=known.read_text(encoding="utf-8"),
                 resume="allow",
-                settings=self.package.Settings(console="off", silent=True),  # the terminal is the display's
+                settings=self.package.Settings(console="off", silent=True),  # the display uses the terminal
             )
         except self.package.Error as error:
             raise UserError(
@@ -114,7 +114,7 @@ class WeightsAndBiases(Tracker):
             ) from error
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One call a record."""
+        """Log all values in one call."""
         self._run.log(dict(values), step=step)
 
     def end(self) -> None:
@@ -125,13 +125,13 @@ class WeightsAndBiases(Tracker):
 
 
 class Trackio(Tracker):
-    """A run in trackio's local data base: ``trackio show``."""
+    """A run in trackio's local database; ``trackio show`` shows it."""
 
     _run: Any = None
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start the run, or go on with it."""
-        with redirect_stdout(sys.stderr):  # it prints, and stdout may be somebody's JSON
+        """Start the run or resume it."""
+        with redirect_stdout(sys.stderr):  # it prints, and stdout may carry JSON
             self._run = self.package.init(
                 project=self.recipe.tracking.project,
                 name=self.folder.resolve().name,
@@ -141,7 +141,7 @@ class Trackio(Tracker):
             )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """One call a record."""
+        """Log all values in one call."""
         self._run.log(dict(values), step=step)
 
     def end(self) -> None:
@@ -153,7 +153,7 @@ class Trackio(Tracker):
 
 
 def numbers(record: JsonObject) -> dict[str, float]:
-    """The finite numbers of a record, without the step itself."""
+    """The finite numbers of a record, without ``step``."""
     return {
         name: value
         for name, value in record.items()

@@ -9,21 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from delta_cli.errors import UserError
+from delta_cli.evaluation.results import FrozenModel
 from delta_cli.evaluation.suites import Suite, load_suite
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.loading import read_toml
 from delta_cli.recipe.messages import reason
 
 SCALES = resources.files("delta_cli.study") / "scales"
-
-
-class FrozenModel(BaseModel):
-    """Frozen, and strict about its keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Arm(FrozenModel):

@@ -1,4 +1,4 @@
-"""A table that is read in any width: columns that do not fit beside the others follow below them."""
+"""A table for any width: columns that do not fit beside the others follow below them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from rich.box import HEAVY_HEAD, Box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-Column = tuple[str, ...]  # its heading, and a cell for each row
+from delta_cli.text import fits
+
+Column = tuple[str, ...]  # its heading and one cell for each row
 
 
 @dataclass(frozen=True)
 class WrappedTable:
-    """Groups of columns that stay together; each table that they need begins with the first column again."""
+    """Groups of columns that stay together; every further table repeats the first column."""
 
     title: str
     first: Column
@@ -28,7 +29,7 @@ class WrappedTable:
         """As few tables as the width allows."""
         tables: list[list[Sequence[Column]]] = [[]]
         for group in self.groups:
-            if tables[-1] and not self._fits([*tables[-1], group], console, options):
+            if tables[-1] and not fits(self._table([*tables[-1], group]), console, options):
                 tables.append([])
             tables[-1].append(group)
         if self.title:
@@ -36,10 +37,6 @@ class WrappedTable:
         yield from map(self._table, tables)
         if self.caption:
             yield Text(self.caption, style="dim")
-
-    def _fits(self, groups: Sequence[Sequence[Column]], console: Console, options: ConsoleOptions) -> bool:
-        wanted = Measurement.get(console, options.update(max_width=10_000), self._table(groups))
-        return wanted.maximum <= options.max_width
 
     def _table(self, groups: Sequence[Sequence[Column]]) -> Table:
         table = Table(box=self.box, pad_edge=self.box is not None, padding=(0, 1))

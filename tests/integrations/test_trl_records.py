@@ -107,8 +107,8 @@ def test_inspect_and_report_open_what_is_written(recorded: Any, tmp_path: Path) 
     folder = folder_of(recorded) / "delta"
     third = list(RecordedRun(folder).responses(1))[4].problem
     inspection = inspect_run(folder, step=1, problem=third)
-    assert len(inspection.reads) == 4
-    assert inspection.reads[0].pieces[-1] == "<|endoftext|>"
+    assert len(inspection.responses) == 4
+    assert inspection.responses[0].pieces[-1] == "<|endoftext|>"
     write_report([folder], tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "figure-coefficients_1" in page

@@ -68,7 +68,7 @@ def test_text_fits(run_path: Path, width: int) -> None:
     output = printed(run_path, width)
     assert max(map(cell_len, output.splitlines())) <= width
     flat = " ".join(output.split())
-    for part in ("✓ right ×2", "✗ wrong", "advantage +1.00", "▲", "▼", "◆ right and wrong first part after this"):
+    for part in ("✓ right ×2", "✗ wrong", "advantage +1.00", "▲", "▼", "◆ right and wrong responses first branch here"):
         assert part in flat
     assert "does not hold: 7+8=16" in output
     assert "“8” −" in output
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_or_goes_on(tmp_path: Path) -> None:
     folder.rollout_file(3).with_suffix(".partial").write_bytes(gzip.compress(b"{")[:10])
     inspection = inspect_run(folder.path)
     assert inspection.step == 2
-    assert 0 < len(inspection.reads) <= 4
+    assert 0 < len(inspection.responses) <= 4
     assert printed(folder.path, step=1)
 
     folder.rollout_file(2).write_bytes(b"")

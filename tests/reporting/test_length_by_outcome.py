@@ -1,4 +1,4 @@
-"""RecordedResponse lengths by outcome, against lengths that the test wrote itself."""
+"""Response lengths by outcome, against lengths that the test wrote itself."""
 
 from __future__ import annotations
 

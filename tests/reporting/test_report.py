@@ -34,7 +34,7 @@ def test_one_run(run_path: Path, tmp_path: Path) -> None:
         assert f'id="figure-{name}"' in page
     for text in (
         "40.0% → 40.0%",
-        "Where the responses part",
+        "Where the responses branch",
         "does not hold: ",
         "mean reward of the batch's responses",
     ):
