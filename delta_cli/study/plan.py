@@ -64,8 +64,10 @@ class Study(FrozenModel):
     reference: str = "delta"  # the arm every other is tested against, where it names none itself
     target: float = Field(0.8, gt=0, le=1)  # accuracy for "steps to target"
     set: tuple[str, ...] = ()  # changes in every arm
-    overrides: dict[str, Any] = {}  # a part of a recipe that is laid over every arm's, below the changes
-    scales: dict[str, tuple[str, ...]] = {}  # further changes in every arm, at a scale
+    overrides: dict[str, Any] = Field(
+        default_factory=dict
+    )  # a part of a recipe that is laid over every arm's, below the changes
+    scales: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # further changes in every arm, at a scale
     measure: Measure | None = None  # absent: what training evaluated last
     paper: Published | None = None
     runs_of: str | None = None  # another study's name, whose runs are measured
