@@ -40,7 +40,7 @@ SHORT = {
 
 
 def write_model(folder: Path, hidden: int = 16, **shape: Any) -> Path:
-    """A random Qwen3 with the byte tokenizer; ``shape`` is told to ``write_qwen3``."""
+    """Write a random Qwen3 with the byte tokenizer; ``shape`` is passed to ``write_qwen3``."""
     small: dict[str, Any] = {"layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate": 32}
     write_qwen3(folder, vocab_size=VOCABULARY, hidden=hidden, **(small | shape))
     write_tokenizer(folder)
@@ -48,13 +48,13 @@ def write_model(folder: Path, hidden: int = 16, **shape: Any) -> Path:
 
 
 def make_recipe(model: Path, **changes: Any) -> Recipe:
-    """SHORT on a model, with ``section__key`` changes."""
+    """The recipe SHORT for a model, with changes given as ``section__key=value``."""
     keys = SHORT | {"model.path": str(model)} | {name.replace("__", "."): value for name, value in changes.items()}
     return load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in keys.items() if value is not None])
 
 
 class Watcher(Observer):
-    """Remembers what it hears; ``on_phase`` may act when a phase begins."""
+    """Records metrics and notices; ``on_phase`` is called when a phase begins."""
 
     def __init__(self, on_phase: Callable[[str], None] = lambda name: None) -> None:
         self.records: list[JsonObject] = []
@@ -85,7 +85,7 @@ def train(
     stop_asked: Callable[[], bool] = lambda: False,
     prepare: Callable[[Trainer], None] = lambda trainer: None,
 ) -> Watcher:
-    """Run to the end; what the observer heard."""
+    """Train to the last step and return the observer."""
     watcher = observer or Watcher()
     with open_trainer(recipe, backend, folder, watcher, stop_asked) as trainer:
         prepare(trainer)
@@ -95,14 +95,14 @@ def train(
 
 
 def lines(file: Path) -> list[JsonObject]:
-    """A .jsonl file without what a clock or the machine's memory says."""
+    """The records of a .jsonl file without times and memory, which differ from run to run."""
     return [
         {name: value for name, value in record.items() if not name.startswith(CLOCKS)} for record in read_lines(file)
     ]
 
 
 def contents(folder: Path, weights: bool = True) -> dict[str, Any]:
-    """All that must not depend on whether a run was interrupted, by name."""
+    """Everything in a run folder that an interruption must not change, by name."""
     run = RunFolder(folder)
     found: dict[str, Any] = {
         file.name: lines(file) if file.exists() else [] for file in (run.metrics, run.evaluations, run.notices)
@@ -118,14 +118,14 @@ def contents(folder: Path, weights: bool = True) -> dict[str, Any]:
 
 
 def tensors(file: Path) -> dict[str, Any]:
-    """Bytes of every tensor and the metadata, by name; the order in the file is not fixed."""
+    """The bytes of every tensor, and the metadata, by name: their order in the file may differ."""
     with safe_open(file, "numpy") as stored:
         found: dict[str, Any] = {name: stored.get_tensor(name).tobytes() for name in stored.keys()}  # noqa: SIM118
         return found | {"metadata": stored.metadata()}
 
 
 def assert_same(first: Path, second: Path) -> None:
-    """Equal bit for bit: weights, optimizer, metrics, evaluations, notices, rollouts, data order."""
+    """Two runs are equal bit for bit: weights, optimizer, metrics, evaluations, notices, rollouts, data order."""
     one, other = contents(first), contents(second)
     assert one.keys() == other.keys()
     for name, value in one.items():

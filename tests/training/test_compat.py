@@ -1,4 +1,4 @@
-"""What the public script does to prompts and rewards, against a rule written out a second time."""
+"""The public script's treatment of prompts and rewards, against its rules written out again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_long_prompts_are_left_out_or_cut_on_the_left(how: str, model: Path, tmp
     train(recipe, tmp_path / "run")
     prompts = {record["problem"]: record["prompt_ids"] for record in recorded(tmp_path / "run")}
     assert max(map(len, prompts.values())) <= 20
-    # The byte tokenizer: an id a character, so the whole prompt has 3n + 5 (or 6) of them.
+    # The byte tokenizer makes one id of each character, so a whole prompt has 3n + 5 or 3n + 6 ids.
     longest = max(int(name) for name in prompts)
     if how == "drop":
         assert longest <= 6
@@ -71,7 +71,7 @@ def test_overlong_shaping_is_the_scripts(length: int, penalty: float) -> None:
     assert right.correct
 
 
-def test_one_recipe_turns_everything_on() -> None:
+def test_one_recipe_sets_every_option_of_the_public_script() -> None:
     changed = dict(differences(load_recipe(RECIPES / "qwen3_8b.toml"), load_recipe(RECIPES / "paper_8b_public.toml")))
     assert set(changed) == {
         "rollout.long_prompts",
@@ -83,7 +83,7 @@ def test_one_recipe_turns_everything_on() -> None:
     }
 
 
-def test_a_run_with_everything_on_differs_and_trains(model: Path, tmp_path: Path) -> None:
+def test_a_run_with_every_option_differs_and_trains(model: Path, tmp_path: Path) -> None:
     options = {
         "delta__shards": 2,
         "delta__one_sided": "zero",

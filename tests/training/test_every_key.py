@@ -1,8 +1,7 @@
-"""Every key of a recipe reaches what acts on it, with its own value.
+"""Every key of a recipe reaches the code that acts on it, with its own value.
 
-Each key gets a value that is not its default and that no other key has, so that two that are swapped on their way,
-and one that is replaced by a number in the code, both show. Where a value arrives is read off the records and calls of
-real runs, not off the code that hands it on.
+Each key gets a value that is not its default and that no other key has. So a test fails if two keys are swapped, or if
+the code replaces one by a constant. Where a value arrives is read from the records and calls of real runs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tests.harness import write_model
 
 from .watched import Seen, one, recipe_of, run
 
-# One run has all of these. Those that cannot go with them, or that do another thing, have runs of their own below.
+# One run has all of these. Keys that exclude one of them have runs of their own below.
 TOGETHER: dict[str, Any] = {
     "run.steps": 4,
     "run.seed": 17,
@@ -137,7 +136,7 @@ TOGETHER: dict[str, Any] = {
     "evaluation.max_tokens": 14,
 }
 
-OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has none
+OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has no rows
 ALONE = {
     "data.source",
     *(f"data.{name}" for name in OF_ROWS),
@@ -180,13 +179,13 @@ ALONE = {
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """TOGETHER on a tiny model."""
+    """The values of TOGETHER for a tiny model."""
     return TOGETHER | {"model.path": str(write_model(tmp_path_factory.mktemp("model")))}
 
 
 @pytest.fixture(scope="module")
 def seen(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """The run with all of them."""
+    """The run with all values of TOGETHER."""
     return run(tmp_path_factory.mktemp("run") / "run", values)
 
 
@@ -210,7 +209,7 @@ def small(values: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_every_key_has_a_value_of_its_own() -> None:
-    """None is the default, and no number comes twice; a new key wants a line in this file."""
+    """No value is the default, and no number comes twice. A new key needs a line in this file."""
     defaults = {name: field.default for name, field in walk(Recipe)}
     assert TOGETHER.keys() | ALONE == defaults.keys()
     assert not TOGETHER.keys() & ALONE
@@ -224,12 +223,12 @@ Found = Callable[[Seen], Any]
 
 
 def of(kind: type, name: str) -> Found:
-    """The field of that name, of all records of a kind."""
+    """Read the field of that name from all records of a kind."""
     return lambda seen: seen.the(kind, name)
 
 
 def evaluated(name: str) -> Found:
-    """What every evaluation was drawn with."""
+    """Read a sampling setting of all evaluations."""
     return lambda seen: one([getattr(sampling, name) for sampling in seen.samplings("evaluate")])
 
 
@@ -306,7 +305,7 @@ def test_the_key_arrives_with_its_value(name: str, seen: Seen, values: dict[str,
     assert ARRIVES[name](seen) == values[name]
 
 
-def test_the_seed_is_that_of_everything_random(seen: Seen) -> None:
+def test_the_seed_reaches_everything_random(seen: Seen) -> None:
     assert seen.the(BackendSettings, "seed") == 17
     assert seen.the(EvaluationSettings, "seed") == 17
     (data,) = seen.made[LoadedData]
@@ -316,13 +315,13 @@ def test_the_seed_is_that_of_everything_random(seen: Seen) -> None:
     assert seeds == [derive(17, step, "rollout 0") for step in range(4)]
 
 
-def test_the_rate_rises_over_two_steps_and_falls_to_nothing(seen: Seen) -> None:
+def test_the_learning_rate_warms_up_and_decays(seen: Seen) -> None:
     each = np.array(seen.rates).reshape(4, 36)
     np.testing.assert_allclose(each, 0.002 * np.array([[0.5], [1], [1], [0.5]]) * np.ones(36))
 
 
 def test_the_share_of_rewards_is_flipped(seen: Seen) -> None:
-    """No response of this model is right, so a flipped reward is 1 more than its shaping."""
+    """No response of this model is right, so a flipped reward is its shaping plus 1."""
     share, rewards, shaping = 0.45, [], []
     for row in read_lines(seen.folder.rollout_file(1)):
         length = len(row["tokens"])
@@ -342,7 +341,7 @@ def test_the_reference_is_kept_for_the_kl_term(seen: Seen) -> None:
 # ------------------------------------------------------------------------------- runs of their own
 
 
-def test_a_reward_of_ones_own_on_a_file_of_ones_own(values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_custom_reward_on_a_data_file(values: dict[str, Any], tmp_path: Path) -> None:
     """The file, its function, the data's file, and which prompts are too long."""
     data, reward = tmp_path / "data.jsonl", tmp_path / "mine.py"
     rows = [{"question": "x" * length, "answer": "1"} for length in range(1, 31)]
@@ -405,8 +404,8 @@ def test_a_run_that_never_evaluates_needs_nothing_held_out(values: dict[str, Any
         load_recipe(None, ["evaluation.every=never", "checkpoint.keep_best=eval_accuracy"])
 
 
-def test_chats_begin_with_the_system_message_and_think_as_they_are_told() -> None:
-    """In prompts of training and of evaluations alike; refused where the template cannot."""
+def test_the_system_message_and_thinking_reach_every_prompt() -> None:
+    """In training and in evaluations; a template that has no place for them is refused."""
     path = model_path("tiny-base")
     template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if enable_thinking %}<t>{% endif %}"
     core = tokenizers.Tokenizer.from_file(f"{path}/tokenizer.json")
@@ -433,7 +432,7 @@ def test_a_response_longer_than_the_model_reads_is_refused_before_the_start(
 
 
 def test_the_metric_whose_best_checkpoint_is_kept(values: dict[str, Any], tmp_path: Path) -> None:
-    """Not the last where the length is what counts, and none where no metric is named."""
+    """It keeps the best step by that metric, and no best step if no metric is named."""
     keys = small(values, run__steps=5, reward__length_penalty=10.0, checkpoint__every=50, checkpoint__keep=1)
     for metric in ("reward_mean", "accuracy"):
         found = run(tmp_path / metric, keys | {"checkpoint.keep_best": metric})
@@ -464,7 +463,7 @@ def test_as_many_processes_are_started(values: dict[str, Any], tmp_path: Path, m
 
 
 def test_the_engines_settings(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a vLLM sampler is made of, up to the point where it would start a server."""
+    """The settings of a vLLM sampler, up to the point at which it would start a server."""
     keys: dict[str, Any] = {
         "kind": "vllm",
         "launch": True,

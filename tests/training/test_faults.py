@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and what is left afterwards."""
+"""Signals, full disks, dead reward workers and non-finite updates: what a run does and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DELTA = [sys.executable, "-c", "from delta_cli.cli import main; main()"]
 
 @pytest.mark.parametrize(("kills", "steps"), [(1, 4), pytest.param(5, 8, marks=pytest.mark.long)])
 def test_torture(kills: int, steps: int) -> None:
-    """The command's short form: kills at random instants, each followed by a resume."""
+    """benchmarks/torture.py in short: kill the run at random instants and resume it each time."""
     command = [sys.executable, "benchmarks/torture.py", "--kills", str(kills), "--steps", str(steps)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,13 +75,13 @@ def test_a_signal_saves_and_says_how_to_go_on(number: int, code: int, model: Pat
 
 
 def test_the_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
-    """The first waits for a safe point, which an evaluation that takes minutes does not have."""
+    """The first signal waits for a safe point, which a long evaluation does not have."""
     long = {"evaluation__every": 2, "evaluation__samples": 4096, "evaluation__max_tokens": 500}
     recipe = make_recipe(model, run__steps=4, evaluation__at_start=False, checkpoint__every=1, **long)
     with running(tmp_path / "run", recipe) as process:
         assert process.stderr is not None
         wait_for(lambda: (tmp_path / "run" / "rollouts" / "step-000001.jsonl.gz").exists(), process)
-        time.sleep(0.5)  # into the evaluation after the second step
+        time.sleep(0.5)  # until the evaluation after the second step has begun
         process.send_signal(signal.SIGINT)
         assert any("once more to stop at once" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
@@ -102,7 +102,7 @@ def test_two_processes_on_one_folder(model: Path, tmp_path: Path) -> None:
 
 
 def full_after(writes: int, method: Any) -> Callable[..., Any]:
-    """A method that works so often and then finds the disk full, in the middle of its line."""
+    """The method, which from the given write on fails in the middle of a line because the disk is full."""
     count = 0
 
     def refuse(self: RunFolder, file: Path, record: Any) -> None:
@@ -121,7 +121,7 @@ def full_after(writes: int, method: Any) -> Callable[..., Any]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 @pytest.mark.parametrize("writes", range(7))  # three evaluations and four steps
 def test_a_disk_that_fills_up(writes: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says so, and nothing lost: with room again the run ends as if nothing had been."""
+    """The run ends with one line and loses nothing: resumed with free space, it gives the same result."""
     recipe = make_recipe(model, run__steps=4, rollout__max_tokens=8)
     train(recipe, tmp_path / "straight")
     with monkeypatch.context() as patched:
@@ -156,7 +156,7 @@ def test_a_disk_that_is_full(what: str, model: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_folder_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
-    """A file where the folder should be, and a place that takes no files (root may write anywhere else)."""
+    """A file in place of the folder, and a file system without files (root may write anywhere else)."""
     taken = tmp_path / "taken"
     taken.write_text("")
     places = [taken, taken / "below"] + ([Path("/proc/delta")] if Path("/proc/self").exists() else [])
@@ -188,7 +188,7 @@ def reward(response, problem):
 
 
 def test_reward_workers_that_die(model: Path, tmp_path: Path) -> None:
-    """Their responses count as wrong, the run goes on, and it says so."""
+    """Their responses count as wrong, the run continues, and a notice reports it."""
     file = tmp_path / "deadly.py"
     file.write_text(DEADLY)
     reward = {"reward__kind": "custom", "reward__custom_file": str(file), "reward__length_penalty": 0.0}
@@ -202,11 +202,11 @@ def test_reward_workers_that_die(model: Path, tmp_path: Path) -> None:
     assert "reward_failures" in heard.named
 
 
-# ------------------------------------------------------------------- numbers that are none, and memory
+# ------------------------------------------------------------------------ non-finite updates, and memory
 
 
 def poisoned(trainer: Trainer, steps: set[int], loss: float, slope: float) -> None:
-    """Every update of these steps (counted from 0) gets a loss or a gradient that is no number."""
+    """Add ``loss`` and ``slope``, which are not finite, to every update of these steps (counted from 0)."""
     accumulate = trainer.learner.accumulate
 
     def poison(sequences: Sequences, objective: Objective) -> float:
@@ -223,9 +223,9 @@ def poisoned(trainer: Trainer, steps: set[int], loss: float, slope: float) -> No
 POISONS = {"nan loss": (np.nan, 0.0), "infinite loss": (np.inf, 0.0), "nan": (0.0, np.nan), "infinite": (0.0, np.inf)}
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # that is what the test is about
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the test provokes it
 @pytest.mark.parametrize("kind", POISONS)
-def test_an_update_that_is_no_number_is_skipped_and_counted(kind: str, model: Path, tmp_path: Path) -> None:
+def test_a_nonfinite_update_is_skipped_and_counted(kind: str, model: Path, tmp_path: Path) -> None:
     recipe = make_recipe(model, run__steps=3, rollout__responses=16)
     heard = train(recipe, tmp_path, prepare=lambda trainer: poisoned(trainer, {1}, *POISONS[kind]))
     assert [record["nonfinite_updates"] for record in heard.records] == [0, 2, 0]
@@ -236,7 +236,7 @@ def test_an_update_that_is_no_number_is_skipped_and_counted(kind: str, model: Pa
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_a_run_of_nothing_else_stops_and_names_the_last_good_checkpoint(model: Path, tmp_path: Path) -> None:
+def test_a_run_without_finite_updates_stops_and_names_the_last_good_checkpoint(model: Path, tmp_path: Path) -> None:
     recipe = make_recipe(model, run__steps=10, rollout__responses=16)
     with pytest.raises(UserError) as error:
         train(recipe, tmp_path, prepare=lambda trainer: poisoned(trainer, set(range(2, 10)), 0.0, np.nan))
@@ -246,7 +246,7 @@ def test_a_run_of_nothing_else_stops_and_names_the_last_good_checkpoint(model: P
 
 
 def test_out_of_memory_counts_nothing_twice(model: Path, tmp_path: Path) -> None:
-    """Torch starts the mini-batch over with smaller micro-batches; the record is that of an update that fitted."""
+    """Torch repeats the mini-batch with smaller micro-batches; the metrics are those of an update that fitted."""
     torch = pytest.importorskip("torch", reason="the retry is the torch backend's")
     recipe = make_recipe(model, run__steps=1, rollout__responses=16, update__kl_coefficient=0.1)
 

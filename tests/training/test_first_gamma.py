@@ -1,4 +1,4 @@
-"""delta.temperature = "first": the first step's gammas hold for the rest of the run, and after a resume."""
+"""delta.temperature = "first" keeps the first step's gammas for the whole run, also after a resume."""
 
 from __future__ import annotations
 

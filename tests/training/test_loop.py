@@ -1,4 +1,4 @@
-"""The loop as a whole, on the fake backend: it learns, repeats itself, and says what it did."""
+"""The training loop on the fake backend: it learns, is deterministic, and records what it does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.harness import Watcher, assert_same, contents, drawn, exported, lines
 
 
 def test_it_learns(model: Path, tmp_path: Path) -> None:
-    """From responses that run into the limit to responses of a token or two."""
+    """At first responses reach the length limit; after twelve steps they have one or two tokens."""
     recipe = make_recipe(model, run__steps=12, update__mini_batches=1)
     heard = train(recipe, tmp_path)
     assert heard.records[0]["response_length_mean"] > 12
@@ -29,7 +29,7 @@ def test_it_learns(model: Path, tmp_path: Path) -> None:
     assert [record["step"] for record in again] == list(range(1, 13))
 
 
-def test_the_first_line_says_what_a_run_computes_on(model: Path, tmp_path: Path) -> None:
+def test_the_first_line_names_the_backend_and_its_threads(model: Path, tmp_path: Path) -> None:
     heard: list[tuple[Any, ...]] = []
 
     class Listener(Watcher):
@@ -44,7 +44,7 @@ def test_the_first_line_says_what_a_run_computes_on(model: Path, tmp_path: Path)
     assert file.getvalue() == f"{tmp_path / 'run'}: 1 step on cpu, 2 threads\n"
 
 
-def test_one_seed_one_run(model: Path, tmp_path: Path) -> None:
+def test_a_seed_determines_the_run(model: Path, tmp_path: Path) -> None:
     first, second, other = tmp_path / "first", tmp_path / "second", tmp_path / "other"
     train(make_recipe(model, run__steps=2), first)
     train(make_recipe(model, run__steps=2), second)
@@ -75,7 +75,7 @@ def test_each_problem_comes_once_an_epoch(model: Path, tmp_path: Path) -> None:
 
 
 def test_equal_rewards_change_no_weight_and_say_why(model: Path, tmp_path: Path) -> None:
-    """A random model solves nothing: every reward is 0. Not even weight decay moves the weights."""
+    """A random model solves nothing, so every reward is 0. Not even weight decay moves the weights."""
     from safetensors.numpy import load_file
 
     heard = train(make_recipe(model, run__steps=2, reward__length_penalty=0.0), tmp_path)
@@ -122,7 +122,7 @@ def test_equal_coefficients_are_dapo_bit_for_bit(model: Path, tmp_path: Path) ->
 
 
 def test_coefficients_reach_the_update_and_the_record(model: Path, tmp_path: Path) -> None:
-    """Mean 1 over the batch, not all equal, and written beside their tokens."""
+    """Their mean over the batch is 1, they differ, and they are recorded with their tokens."""
     train(make_recipe(model, run__steps=1), tmp_path)
     (record,) = read_lines(tmp_path / "metrics.jsonl")
     responses = list(read_lines(tmp_path / "rollouts" / "step-000001.jsonl.gz"))
@@ -138,7 +138,7 @@ def test_coefficients_reach_the_update_and_the_record(model: Path, tmp_path: Pat
 
 
 def test_scope_group_contrasts_inside_each_prompt(model: Path, tmp_path: Path) -> None:
-    """With one prompt a batch the two scopes are one; with several they are not."""
+    """The two scopes are the same if the batch has one prompt, and differ if it has several."""
     one = {"rollout__prompts": 1, "update__mini_batches": 1, "rollout__responses": 16}
     assert not differ(
         step_weights(model, tmp_path / "a", **one), step_weights(model, tmp_path / "b", delta__scope="group", **one)
@@ -147,7 +147,7 @@ def test_scope_group_contrasts_inside_each_prompt(model: Path, tmp_path: Path) -
 
 
 def test_the_kl_term_pulls_back_to_the_reference(model: Path, tmp_path: Path) -> None:
-    """Zero while policy and reference are one, then positive, and smaller where its weight is larger."""
+    """The KL divergence starts at zero, becomes positive, and is smaller under a larger coefficient."""
     common = {"run__steps": 4, "update__mini_batches": 1, "evaluation__at_start": False}
     free = train(make_recipe(model, update__kl_coefficient=1e-9, **common), tmp_path / "free").records
     held = train(make_recipe(model, update__kl_coefficient=10.0, **common), tmp_path / "held").records
@@ -157,7 +157,7 @@ def test_the_kl_term_pulls_back_to_the_reference(model: Path, tmp_path: Path) ->
 
 
 def test_a_kl_term_moves_the_weights_of_a_batch_without_contrast(model: Path, tmp_path: Path) -> None:
-    """There the groups_equal tripwire would be wrong to say that the weights stayed."""
+    """So the groups_equal tripwire must not say that the weights stayed the same."""
     recipe = make_recipe(model, run__steps=1, reward__length_penalty=0.0, update__kl_coefficient=1.0)
     heard = train(recipe, tmp_path)
     assert heard.records[0]["updates"] == 2
@@ -165,7 +165,7 @@ def test_a_kl_term_moves_the_weights_of_a_batch_without_contrast(model: Path, tm
 
 
 def test_the_importance_cap_weighs_by_the_engine_mismatch(model: Path, tmp_path: Path) -> None:
-    """Engine and trainer agree here, so the cap changes nothing beyond rounding; below 1 it scales the loss."""
+    """The engine and the trainer agree here, so a cap above 1 changes nothing; one below 1 scales the loss."""
     clip_off = {"update__max_grad_norm": 1e9}
     plain = train(make_recipe(model, run__steps=1, **clip_off), tmp_path / "a").records[0]
     capped = train(make_recipe(model, run__steps=1, update__importance_cap=2.0, **clip_off), tmp_path / "b").records[0]
@@ -175,7 +175,7 @@ def test_the_importance_cap_weighs_by_the_engine_mismatch(model: Path, tmp_path:
 
 
 def test_truncated_responses_leave_loss_and_denominator(model: Path, tmp_path: Path) -> None:
-    """With every response truncated nothing is left to learn from; with some, the rest decides."""
+    """If every response is truncated there is nothing to learn from; otherwise the others decide."""
     everything = make_recipe(model, run__steps=1, rollout__max_tokens=1, update__drop_truncated=True, reward__flip=0.5)
     record = train(everything, tmp_path / "a").records[0]
     assert record["truncated"] > 0.9
@@ -187,7 +187,7 @@ def test_truncated_responses_leave_loss_and_denominator(model: Path, tmp_path: P
 
 
 def test_flipped_rewards(model: Path, tmp_path: Path) -> None:
-    """About the share asked for, and ``correct`` stays what the verifier said."""
+    """About the requested share is flipped, and ``correct`` stays the verifier's verdict."""
     recipe = make_recipe(model, run__steps=1, reward__length_penalty=0.0, reward__flip=0.25, rollout__responses=64)
     train(recipe, tmp_path)
     responses = list(read_lines(tmp_path / "rollouts" / "step-000001.jsonl.gz"))
@@ -216,7 +216,7 @@ RARE = {"rollout__dynamic_sampling": True, "rollout__max_tokens": 8, "evaluation
 
 
 def test_dynamic_sampling_draws_until_the_batch_is_full(model: Path, tmp_path: Path) -> None:
-    """One of eight responses of eight tokens ends early now and then: most groups are equal."""
+    """Of eight responses with at most eight tokens few end early, so most groups have zero variance."""
     recipe = make_recipe(model, run__steps=1, rollout__dynamic_sampling_limit=100, **RARE)
     record = train(recipe, tmp_path).records[0]
     assert record["prompts_drawn"] > 4
@@ -233,15 +233,15 @@ def test_dynamic_sampling_gives_up_at_its_limit(model: Path, tmp_path: Path) -> 
     assert "batch_not_filled" in heard.named
 
 
-def test_dynamic_sampling_goes_on_where_the_last_draw_ended(model: Path, tmp_path: Path) -> None:
-    """No problem is drawn twice before all were drawn: three draws a step, 36 problems, three steps an epoch."""
+def test_dynamic_sampling_continues_after_the_last_problem_drawn(model: Path, tmp_path: Path) -> None:
+    """No problem is drawn twice in an epoch: 36 problems, three draws a step, three steps an epoch."""
     seen: list[str] = []
 
     def listen(trainer: Any) -> None:
         worker, sample = trainer.worker, RolloutWorker.sample
 
         def listening(problems: Any, sampling: Any, *rest: Any, **named: Any) -> Any:
-            if sampling.samples == recipe.rollout.responses:  # an evaluation's are fewer
+            if sampling.samples == recipe.rollout.responses:  # evaluations draw fewer problems
                 seen.extend(problem.id for problem in problems)
             return sample(worker, problems, sampling, *rest, **named)
 

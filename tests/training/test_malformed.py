@@ -1,4 +1,4 @@
-"""Whatever file a person hands over, the command line answers with one line and exit code 2; no pickle is opened."""
+"""For any malformed file the command line prints one line and exits with code 2; it opens no pickle."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 
 @pytest.fixture
 def delta(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Delta:
-    """``delta(...)`` as typed: exit code and stderr."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests' own handlers stay
+    """Run ``delta`` in this process and return its exit code and standard error, with what libraries wrote there."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # keep the test's own handlers
 
     def call(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["delta", *map(str, arguments)])
@@ -163,7 +163,7 @@ def test_any_bytes_as_data(content: bytes, delta: Delta, model: Path, tmp_path: 
 
 
 class Evil:
-    """Pickled, a command that runs when it is opened."""
+    """An object whose pickle runs a command when it is opened."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -282,7 +282,7 @@ def finished(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reseal(folder: Path) -> None:
-    """Make the manifest fit what lies in the folder: an attacker can compute checksums too."""
+    """Write a manifest that fits the folder's files: an attacker can compute checksums too."""
     from delta_cli.runs.checkpoint import _seal
 
     (folder / "manifest.json").unlink()

@@ -1,4 +1,4 @@
-"""Replaying a recorded batch: backends agree, and one that does not is found out."""
+"""Replaying a recorded batch: the backends agree, and one that does not is detected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_backends_agree_up_to_the_gradient(run: Path, backend: str) -> None:
 
 
 def test_the_gradient_read_off_the_weights_is_that_of_the_loss(run: Path) -> None:
-    """Against a central difference of the loss along the gradient itself."""
+    """The oracle is a central difference of the loss along that gradient."""
     reference = replay(run, "fake")
     recipe = load_recipe(run / "recipe.toml")
     batch = parity.read_batch(run / "rollouts" / "step-000001.jsonl.gz", 1.0)
@@ -82,7 +82,7 @@ def test_the_gradient_read_off_the_weights_is_that_of_the_loss(run: Path) -> Non
     assert slope == pytest.approx(norm, rel=1e-3)
 
 
-def test_a_backend_that_differs_is_found_out(run: Path) -> None:
+def test_a_backend_that_differs_is_detected(run: Path) -> None:
     reference = replay(run, "fake")
     off = dataclasses.replace(
         reference,
@@ -111,7 +111,7 @@ def test_a_backend_that_differs_is_found_out(run: Path) -> None:
         gzip.compress(b'{"group": 0', mtime=0),
     ],
 )
-def test_a_file_that_is_no_batch_is_one_line(content: bytes, tmp_path: Path) -> None:
+def test_a_malformed_batch_is_an_error_of_one_line(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "step-000001.jsonl.gz"
     file.write_bytes(content)
     with pytest.raises(UserError, match="step-000001") as error:
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_batch_is_one_line(content: bytes, tmp_path: Path) -> 
     assert "\n" not in str(error.value)
 
 
-def test_the_command_says_ok_with_0_and_too_large_with_1(run: Path) -> None:
+def test_the_commands_exit_code(run: Path) -> None:
     for tolerance, code in (("1e-5", 0), ("0", 0), ("-1", 1)):
         said = delta("parity", run, "--backends", "fake,fake", "--tolerance", tolerance)
         assert said.code == code

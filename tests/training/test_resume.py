@@ -1,4 +1,4 @@
-"""N steps, a stop and M steps are N + M steps, bit for bit; whatever the stop, the backend and the method."""
+"""N steps, a stop and M more steps equal N + M steps bit for bit, for every kind of stop, backend and method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_cli.errors import Interrupted, UserError
 from delta_cli.runs.folder import read_lines
 from tests.harness import Watcher, assert_same, contents, make_recipe, train
 
-# 12 problems in batches of 4: an epoch ends after the third step. Evaluation and checkpoints lie apart.
+# 12 problems in batches of 4: an epoch ends after the third step. Evaluations and checkpoints come at other steps.
 SMALL = {
     "data__limit": 16,
     "rollout__max_tokens": 8,
@@ -40,11 +40,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Crash(BaseException):
-    """What a killed process leaves its caller."""
+    """Ends a run as abruptly as a kill."""
 
 
 def stopping(after: int) -> tuple[Watcher, Callable[[], bool]]:
-    """An observer with a stop that is asked for when phase number ``after`` begins."""
+    """An observer, and a ``stop_asked`` that is true once phase number ``after`` begins."""
     phases = 0
 
     def count(name: str) -> None:
@@ -55,7 +55,7 @@ def stopping(after: int) -> tuple[Watcher, Callable[[], bool]]:
 
 
 def crashing(after: int) -> Watcher:
-    """An observer whose run ends without warning when phase number ``after`` begins."""
+    """An observer that crashes the run when phase number ``after`` begins."""
     phases = 0
 
     def count(name: str) -> None:
@@ -68,7 +68,7 @@ def crashing(after: int) -> Watcher:
 
 
 def run_to_end(recipe: Any, folder: Path, backend: str = "fake") -> int:
-    """Train, stopping at every eleventh phase, until there is nothing left; how often it was stopped."""
+    """Train, stop at every eleventh phase and resume, until the run is done; return how often it was stopped."""
     for stops in range(100):
         watcher, asked = stopping(11)
         try:
@@ -88,7 +88,7 @@ def installed(backend: str) -> str:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_again_and_again(variant: str, model: Path, tmp_path: Path) -> None:
-    """Weights, optimizer, metrics, evaluations, notices, rollouts and data order."""
+    """The result is that of an uninterrupted run."""
     backend, changes = VARIANTS[variant]
     recipe = make_recipe(model, **(SMALL | changes), run__steps=5)
     train(recipe, tmp_path / "straight", installed(backend))
@@ -101,7 +101,7 @@ PHASES = 22  # of the run below: four a step, three evaluations, two checkpoints
 
 @pytest.fixture(scope="module")
 def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody disturbed."""
+    """The uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight")
     heard: list[str] = []
     train(make_recipe(model, **SMALL, run__steps=4), folder, observer=Watcher(heard.append))
@@ -126,7 +126,7 @@ def test_stopped_or_killed_in_any_phase(phase: int, straight: Path, model: Path,
 
 
 def test_a_stop_saves_what_is_done_and_drops_the_rest(model: Path, tmp_path: Path) -> None:
-    """Phases of step 2 begin after those of step 1 (rollout, reward, score, update) and an evaluation."""
+    """Step 2 begins after an evaluation and the four phases of step 1 (rollout, reward, score, update)."""
     watcher, asked = stopping(6)
     with pytest.raises(Interrupted) as stopped:
         train(make_recipe(model, **SMALL), tmp_path, observer=watcher, stop_asked=asked)
@@ -136,7 +136,7 @@ def test_a_stop_saves_what_is_done_and_drops_the_rest(model: Path, tmp_path: Pat
 
 
 def test_a_run_is_made_longer(straight: Path, model: Path, tmp_path: Path) -> None:
-    """More steps than were asked for at first; but for the evaluation after the last, the run is the same."""
+    """A finished run is resumed with more steps: the result is that of a run started with as many."""
     changes = SMALL | {"evaluation__every": 1, "checkpoint__every": 1}
     train(make_recipe(model, **changes, run__steps=2), tmp_path / "longer")
     train(make_recipe(model, **changes, run__steps=4), tmp_path / "longer", resume=True)
@@ -174,7 +174,7 @@ def test_a_hole_in_the_metrics_is_named(straight: Path, model: Path, tmp_path: P
 
 
 def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
-    """The order of the data is a function of the problems: with others, resume would not be one."""
+    """The order of the data depends on the problems, so a run cannot be resumed with others."""
     data = tmp_path / "problems.jsonl"
     rows = [f'{{"question": "{i}+{i}=?", "answer": "{2 * i}"}}\n' for i in range(16)]
     data.write_text("".join(rows))
@@ -189,14 +189,14 @@ def test_other_problems_are_refused(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 def test_a_stop_does_not_wait_for_the_rollout(backend: str, model: Path, tmp_path: Path) -> None:
-    """It comes with the first response that is complete, and the dropped step is drawn again."""
+    """The run stops at the next finished response; on resume it draws the abandoned step again."""
     recipe = make_recipe(model, **SMALL, run__steps=2)
     heard: list[int] = []
     watcher = Watcher()
     watcher.advance = lambda responses, tokens: heard.append(responses)  # type: ignore[method-assign]
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "stopped", installed(backend), observer=watcher, stop_asked=lambda: len(heard) > 12)
-    assert len(heard) == 13  # two of the evaluation before the first step, and eleven of its 32
+    assert len(heard) == 13  # two in the evaluation before the first step, and eleven of that step's 32
     train(recipe, tmp_path / "stopped", backend, resume=True)
     train(recipe, tmp_path / "straight", backend)
     assert_same(tmp_path / "straight", tmp_path / "stopped")

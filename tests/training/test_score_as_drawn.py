@@ -1,4 +1,4 @@
-"""update.old_logprobs = "rollout": no forward between drawing and update, and the same run."""
+"""update.old_logprobs = "rollout" saves the forward pass between rollout and update and gives the same run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.harness import exported, make_recipe, train
 
 
 def scored_tokens(trainer: Trainer) -> list[int]:
-    """Tokens of every forward of scoring, as they come."""
+    """A list that grows by the number of tokens of every scoring pass."""
     seen: list[int] = []
     score = trainer.learner.score
 
@@ -48,7 +48,7 @@ SMOOTH = {"update__learning_rate": 0.02, "update__epsilon": 0.01, "run__steps": 
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Path) -> None:
-    """Coefficients to 1e-5 in float32, and weights after six updates."""
+    """Coefficients agree to 1e-5 in float32, and so do the weights after six updates."""
     if backend == "mlx":
         pytest.importorskip("mlx.core")
     if backend == "fake" and name == "lora":
@@ -86,7 +86,7 @@ def test_the_run_is_the_same(name: str, backend: str, model: Path, tmp_path: Pat
     ]
 
 
-def test_without_room_for_the_features_a_forward_makes_them(model: Path, tmp_path: Path) -> None:
+def test_without_memory_for_the_features_a_forward_pass_recomputes_them(model: Path, tmp_path: Path) -> None:
     small = {"update__feature_bytes": 0, "update__feature_host_bytes": 64}
     for score in ("recompute", "rollout"):
         train(make_recipe(model, update__old_logprobs=score, **SMOOTH, **small), tmp_path / score, "cpu")
@@ -98,7 +98,7 @@ def test_without_room_for_the_features_a_forward_makes_them(model: Path, tmp_pat
 
 @pytest.mark.parametrize("groups", [[0, 1, 2, 3, 4, 5], [1, 4], [0, 3, 5], []])
 def test_features_follow_their_responses(groups: list[int], model: Path, tmp_path: Path) -> None:
-    """Through joined draws and chosen groups: coefficients of the chosen batch are those of its own features."""
+    """After joining draws and choosing groups, the coefficients are those of the chosen batch's own features."""
 
     def check(trainer: Trainer) -> None:
         engine, updater = trainer.worker.sampler, trainer.updater
@@ -138,7 +138,7 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
         ({"update__old_logprobs": "recompute"}, False),
     ],
 )
-def test_left_to_itself_it_scores_where_drawing_may_round_otherwise(
+def test_by_default_it_recomputes_if_the_engine_may_round_differently(
     keys: dict[str, Any], drawn: bool, model: Path
 ) -> None:
     assert make_recipe(model, **keys).scores_as_drawn == drawn
@@ -151,7 +151,7 @@ def test_left_to_itself_it_scores_where_drawing_may_round_otherwise(
         ({"update__importance_cap": 2.0}, "update.importance_cap"),
     ],
 )
-def test_what_cannot_go_with_it_is_refused(keys: dict[str, Any], text: str, model: Path) -> None:
+def test_incompatible_keys_are_refused(keys: dict[str, Any], text: str, model: Path) -> None:
     with pytest.raises(UserError, match=text) as error:
         make_recipe(model, update__old_logprobs="rollout", **keys)
     assert 'update.old_logprobs = "recompute"' in str(error.value)

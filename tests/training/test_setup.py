@@ -1,4 +1,4 @@
-"""What is looked at before the first step, and how a response is put to the verifier."""
+"""What a run checks and reports before its first step, and the text that the verifier gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delta_cli.runs.folder import RunFolder, read_lines
 from tests.harness import Watcher, make_recipe, train
 
 
-def test_gold_answers_that_are_no_answers_to_themselves_are_reported_first(model: Path, tmp_path: Path) -> None:
+def test_gold_answers_that_the_verifier_refuses_are_reported_first(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     golds = ["4", "\\frac{1}{2}", "\\frac{1}{3", "7"] * 6
     data.write_text("".join(json.dumps({"question": f"q{i}", "answer": g}) + "\n" for i, g in enumerate(golds)))
@@ -27,7 +27,7 @@ def test_gold_answers_that_are_no_answers_to_themselves_are_reported_first(model
     assert "frac{1}{3" in lines[0]
 
 
-def test_rows_that_are_left_out_are_reported_with_counts(model: Path, tmp_path: Path) -> None:
+def test_skipped_rows_are_reported_with_counts(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(12)]
     rows += [
@@ -54,10 +54,10 @@ def test_the_best_checkpoint_is_saved_when_it_is_made(model: Path, tmp_path: Pat
     assert kept == {1 + int(np.argmax(rewards)), 5}
 
 
-def test_what_the_prompt_has_begun_of_the_response_is_part_of_it(
+def test_a_response_includes_the_part_that_the_prompt_began(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A template that ends with an opened <think> leaves the response with only the closing tag."""
+    """If the template ends with <think>, the model writes the closing tag only."""
     template = "{question} <think>\n"
     seen: list[str] = []
     recipe = make_recipe(model, data__template=template, run__steps=1, evaluation__at_start=False)

@@ -1,4 +1,4 @@
-"""A Llama of SmolLM2's kind, tied with 49,152 tokens and three heads to one: MLX trains it as torch does."""
+"""A Llama shaped like SmolLM2 (49,152 tied tokens, three query heads per key head): MLX trains it as torch does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from delta_cli.training import parity
 from tests.harness import make_recipe, train
 
 VOCAB = 49152
-REWARD = "def reward(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n"  # another token, another reward
+REWARD = "def reward(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n"  # depends on every token
 LORA = {"model__lora__rank": 4, "model__lora__layers": 2}
 
 
 def write_model(path: Path, scale: float) -> Path:
-    """Two layers of it with random weights of that scale, and a tokenizer that has a text for every id."""
+    """Write two layers with random weights of that scale, and a tokenizer with a text for every id."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,
@@ -58,7 +58,7 @@ def write_model(path: Path, scale: float) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With few likely tokens: float32 cannot tell whose turn it is among tens of thousands of unlikely ones."""
+    """A model with few likely tokens: among tens of thousands of equal ones rounding would decide which is drawn."""
     return write_model(tmp_path_factory.mktemp("smollm2") / "model", 1.0)
 
 
@@ -68,7 +68,7 @@ def recipe(model: Path, folder: Path, **changes: Any) -> Recipe:
         "rollout__prompts": 4,
         "rollout__responses": 4,
         "rollout__max_tokens": 6,
-        "rollout__stop": ["w3", "w27"],  # begins of many ids' texts
+        "rollout__stop": ["w3", "w27"],  # many ids' texts begin with these
         "reward__kind": "custom",
         "reward__custom_file": str(folder / "reward.py"),
         "reward__length_penalty": 0.0,
@@ -86,8 +86,8 @@ def first_batch(run: Path) -> list[tuple[float, list[int]]]:
 
 
 @pytest.mark.parametrize("lora", [pytest.param({}, id="whole"), pytest.param(LORA, id="lora", marks=pytest.mark.long)])
-def test_the_first_steps_rewards_are_torchs_and_both_learn(folder: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
-    """With adapters as well, which change nothing at first."""
+def test_mlx_draws_the_rewards_of_torch_and_both_learn(folder: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
+    """Adapters change nothing at first, so they give the same rewards."""
     records = {}
     for backend in ("cpu", "mlx"):
         records[backend] = train(recipe(folder, folder, **lora), tmp_path / backend, backend).records
@@ -105,7 +105,7 @@ def test_the_first_steps_rewards_are_torchs_and_both_learn(folder: Path, tmp_pat
         assert steps[0]["ratio_gap_first"] < 1e-4
 
 
-def test_every_number_of_a_step_is_torchs(tmp_path: Path) -> None:
+def test_mlx_computes_what_torch_computes(tmp_path: Path) -> None:
     """Log-probabilities, entropies, coefficients, loss, and the gradient of the weights, embedding included."""
     folder = write_model(tmp_path / "model", 0.2)
     run = tmp_path / "run"
@@ -118,7 +118,7 @@ def test_every_number_of_a_step_is_torchs(tmp_path: Path) -> None:
 
 
 def test_a_four_bit_base_of_mlx_lm_trains_through_adapters(folder: Path, tmp_path: Path) -> None:
-    """Its first rewards are those of torch on the weights that the four bits stand for."""
+    """Its first rewards equal those of torch on the dequantised weights."""
     packed, plain = tmp_path / "packed", tmp_path / "plain"
     model, config = quantize_model(*load_model(folder), group_size=32, bits=4)
     for path in (packed, plain):

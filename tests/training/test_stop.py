@@ -1,4 +1,4 @@
-"""A run that is asked to stop does so within seconds, whatever the phase, and goes on as if nothing had happened."""
+"""A run stops within seconds of the request in every phase, and resumes to the same result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.harness import Watcher, assert_same, make_recipe, train
 
 from .test_resume import installed
 
-WAIT, LIMIT = 0.2, 5.0  # seconds from the begin of a phase to the request, and from there to the end of the run
+WAIT, LIMIT = 0.2, 5.0  # seconds: from the start of a phase to the request, and from there to the end of the run
 SHORT = {"data__limit": 16, "evaluation__problems": 2, "evaluation__every": 1, "checkpoint__every": 1, "run__steps": 2}
-LONG: dict[str, dict[str, Any]] = {  # what makes a phase take minutes
+LONG: dict[str, dict[str, Any]] = {  # makes a phase take minutes
     "rollout": {"rollout__max_tokens": 1000, "rollout__responses": 256},
     "evaluate": {"rollout__max_tokens": 8, "evaluation__max_tokens": 1000, "evaluation__samples": 256},
     "reward": {"rollout__max_tokens": 8},
@@ -26,7 +26,7 @@ SLEEPS = "import time\ndef reward(response, problem):\n    time.sleep(60 if resp
 
 
 def stop_in(phase: str, recipe: Any, folder: Path, backend: str, prepare: Any = lambda trainer: None) -> float:
-    """Ask to stop soon after a phase began; seconds until the run had saved and ended."""
+    """Ask to stop soon after a phase begins; return the seconds until the run has saved and ended."""
     began: list[float] = []
     watcher = Watcher(lambda name: began.append(time.monotonic()) if name == phase and not began else None)
 
@@ -57,7 +57,7 @@ def test_a_long_phase_is_abandoned(phase: str, backend: str, model: Path, tmp_pa
 @pytest.mark.parametrize("phase", ["score", "update"])
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, model: Path, tmp_path: Path) -> None:
-    """Each micro-batch takes longer here; what was dropped is done again on resume, to the same end."""
+    """Micro-batches are slowed down here. A resume repeats the abandoned step and gives the same result."""
     changes = SHORT | {"rollout__max_tokens": 8, "update__micro_batch_tokens": 48, "evaluation__at_start": False}
     recipe = make_recipe(model, update__old_logprobs="recompute", **changes)
 
@@ -77,7 +77,7 @@ def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, 
 
 
 def test_updates_that_have_begun_are_finished(model: Path, tmp_path: Path) -> None:
-    """After the first mini-batch the weights are between two steps: nothing there could be saved."""
+    """After the first mini-batch the weights are between two steps and cannot be saved."""
     recipe = make_recipe(model, **SHORT | {"rollout__max_tokens": 8, "evaluation__at_start": False})
     moved: list[int] = []
 
@@ -94,7 +94,7 @@ def test_updates_that_have_begun_are_finished(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("score", "verb"), [("recompute", "score"), ("rollout", "rollout")])
-def test_log_probabilities_that_are_no_numbers_end_the_run(score: str, verb: str, model: Path, tmp_path: Path) -> None:
+def test_nonfinite_log_probabilities_end_the_run(score: str, verb: str, model: Path, tmp_path: Path) -> None:
     def spoil(trainer: Trainer) -> None:
         original = getattr(trainer.learner, verb)
 

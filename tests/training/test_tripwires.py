@@ -1,4 +1,4 @@
-"""Every tripwire fires on a record made for it, and none on a healthy one."""
+"""Every tripwire fires on a record made for it, and none fires on a healthy record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ HEALTHY: dict[str, Any] = {
     "seconds": 10.0,
 }
 
-# For each tripwire what is wrong, and a word of the advice it gives.
+# For each tripwire: the changes that fire it, and part of the advice it gives.
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "not_a_number": ({"entropy_mean": None}, "NaN or infinite"),
     "ratio_not_one": ({"ratio_gap_first": 0.5}, "float32"),
@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_the_healthy_record_is_a_whole_one() -> None:
+def test_the_healthy_record_has_every_metric() -> None:
     elsewhere = set(RANK_METRICS) | set(REWARD_METRICS)
     assert {name for name in METRICS if not name.startswith(("seconds_", "eval_"))} - elsewhere == set(HEALTHY)
 
@@ -93,13 +93,13 @@ def test_a_healthy_record_fires_nothing() -> None:
     assert fired(HEALTHY, HEALTHY, set()) == []
 
 
-def test_older_weights_differ_and_nobody_need_know() -> None:
-    """A batch that was drawn ahead, from the weights before the last updates."""
+def test_a_stale_batch_may_differ_from_the_engine() -> None:
+    """A batch drawn ahead comes from the weights before the last updates."""
     assert fired(HEALTHY | {"engine_gap_mean": 0.3, "staleness": 4}, HEALTHY, set()) == []
 
 
-def test_what_is_null_or_absent_fires_nothing_else() -> None:
-    """Methods without DelTA credit have no coefficients; what is not finite is written as null, which is said."""
+def test_missing_values_fire_nothing_and_null_fires_one() -> None:
+    """Methods without DelTA credit record no coefficients; a non-finite value is recorded as null."""
     credit = {name for name in HEALTHY if name.startswith(("coefficient", "margin", "gamma", "degenerate"))}
     plain = {name: value for name, value in HEALTHY.items() if name not in credit}
     assert fired(plain, plain, set()) == []
@@ -107,12 +107,12 @@ def test_what_is_null_or_absent_fires_nothing_else() -> None:
     assert [notice.name for notice in fired(nothing, nothing, set())] == ["not_a_number"]
 
 
-def test_there_is_a_record_for_each() -> None:
+def test_every_tripwire_has_a_record() -> None:
     assert [wire.name for wire in TRIPWIRES] == list(WRONG)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_it_fires_alone_with_advice_and_once(name: str) -> None:
+def test_it_fires_once_and_alone_and_gives_advice(name: str) -> None:
     changes, advice = WRONG[name]
     already: set[str] = set()
     (notice,) = fired(HEALTHY | changes, HEALTHY, already)
@@ -124,16 +124,18 @@ def test_it_fires_alone_with_advice_and_once(name: str) -> None:
 
 
 @pytest.mark.parametrize(("scored", "half", "fires"), [(1.0, True, True), (0.0, False, True), (0.0, True, False)])
-def test_the_first_ratio_may_be_off_where_drawing_rounds_otherwise(scored: float, half: bool, fires: bool) -> None:
-    """Drawn in 16 bits and not scored; in float32 it tells whether the engine draws from other weights."""
+def test_the_first_ratio_may_differ_from_1_if_the_engine_rounds_differently(
+    scored: float, half: bool, fires: bool
+) -> None:
+    """In 16 bits without scoring it may; in float32 it shows that the engine has other weights."""
     record = HEALTHY | {"ratio_gap_first": 0.3, "scored": scored}
     assert [notice.name for notice in fired(record, HEALTHY, set(), half=half)] == ["ratio_not_one"] * fires
 
 
-def test_an_entropy_that_falls_because_the_task_is_solved_is_no_collapse() -> None:
+def test_low_entropy_is_no_collapse_if_the_task_is_solved() -> None:
     assert fired(HEALTHY | {"entropy_mean": 0.01, "accuracy": 0.95}, HEALTHY, set()) == []
 
 
-def test_swapped_memory_is_read_where_the_system_tells() -> None:
+def test_swapped_memory_is_a_number_or_unknown() -> None:
     value = swapped()
     assert value is None or value >= 0

@@ -1,6 +1,6 @@
-"""What nothing is learned from costs nothing, and leaving it out changes nothing.
+"""Responses that teach nothing cost nothing, and leaving them out changes nothing.
 
-The oracle is the same algorithm made to look at every response, as if each had something to teach.
+The oracle is the same algorithm, made to process every response.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no-features": {"update.feature_bytes": 100, "update.feature_host_bytes": 200},
 }
 CASES: dict[str, dict[str, Any]] = {name: {"method.preset": name} for name in PRESETS} | OPTIONS
-ALL = {"kl", "micro_batch_mean"}  # these look at every response
+ALL = {"kl", "micro_batch_mean"}  # these need every response
 SCORED = ALL | {"dapo_ft"}
 
 
 PROMPTS = (9, 1, 5, 2)
 LENGTHS = (14, 9, 0, 11, 6, 2, 1, 3, 3, 5, 1, 2, 2, 1, 4, 1)
 REWARDS = (1, 0, 0, 1, 1, 1, 1, 1, 0, 0.5, 1, 0.5, 0, 0, 1, 0)
-IDLE = {4, 5, 6, 7, 9, 11}  # rows without advantage: a whole group, and two that are as good as theirs
+IDLE = {4, 5, 6, 7, 9, 11}  # rows with advantage 0: a zero-variance group, and two with their group's mean reward
 
 
 def unmixed() -> RolloutBatch:
-    """Random tokens of sixteen responses to four prompts; two are cut at the limit."""
+    """Sixteen responses of random tokens to four prompts; two are truncated."""
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 258, size=length) for length in PROMPTS]
     tokens = rng.integers(0, 258, size=sum(LENGTHS))
@@ -89,7 +89,7 @@ class Seen:
 def updates(
     keys: dict[str, Any], model: Path, backend: str, out: Path, *, dense: bool, batch: RolloutBatch | None = None
 ) -> dict[str, Any]:
-    """Two steps on a batch; ``dense`` looks at every response."""
+    """Two steps on a batch; ``dense`` processes every response."""
     base = {
         "model.path": str(model),
         "rollout.prompts": 4,
@@ -98,7 +98,7 @@ def updates(
         "rollout.max_tokens": 16,
         "update.mini_batches": 2,
         "update.learning_rate": 0.02,
-        "update.epsilon": 0.01,  # Adam smooth: a tiny one turns the sign of a rounding into a whole step
+        "update.epsilon": 0.01,  # smooth Adam: a tiny epsilon turns a rounding error into a whole step
         "update.micro_batch_tokens": 24,
     }
     recipe = load_recipe(None, [f"{name}={json.dumps(value)}" for name, value in (base | keys).items()])
@@ -131,9 +131,9 @@ def compare(one: dict[str, Any], other: dict[str, Any], near: float) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_changes(name: str, model: Path, tmp_path: Path) -> None:
-    """In float64: coefficients, losses, norms and weights after four updates."""
+    """Coefficients, losses, norms and the weights after four updates agree in float64."""
     dense, sparse = (updates(CASES[name], model, "fake", tmp_path / str(d), dense=d) for d in (True, False))
-    compare(sparse, dense, 1e-7)  # exports are float32; what is computed agrees to 1e-12
+    compare(sparse, dense, 1e-7)  # exports are float32; the computation agrees to 1e-12
     batch = unmixed()
     idle = int(batch.sequences.lengths[sorted(IDLE)].sum())
     whole = len(batch.sequences.tokens)
@@ -155,7 +155,7 @@ def test_nothing_changes_in_float32(name: str, backend: str, model: Path, tmp_pa
 
 
 def test_the_same_micro_batches_give_the_same_bits(model: Path, tmp_path: Path) -> None:
-    """Where the response without anything to teach has a micro-batch of its own anyway."""
+    """If every response has a micro-batch of its own, leaving some out changes no other micro-batch."""
     keys = {"update.micro_batch_tokens": 1}
     dense, sparse = (updates(keys, model, "cpu", tmp_path / str(d), dense=d) for d in (True, False))
     assert dense["records"][0]["loss"] == sparse["records"][0]["loss"]
@@ -165,7 +165,7 @@ def test_the_same_micro_batches_give_the_same_bits(model: Path, tmp_path: Path) 
         assert weight.tobytes() == sparse["model"][name].tobytes(), name
 
 
-def test_a_batch_that_teaches_nothing_costs_no_forward(model: Path, tmp_path: Path) -> None:
+def test_a_batch_that_teaches_nothing_needs_no_forward_pass(model: Path, tmp_path: Path) -> None:
     batch = unmixed()
     same = tuple(replace(verdict, reward=1.0) for verdict in batch.verdicts)
     found = updates({}, model, "fake", tmp_path, dense=False, batch=replace(batch, verdicts=same))
@@ -173,7 +173,7 @@ def test_a_batch_that_teaches_nothing_costs_no_forward(model: Path, tmp_path: Pa
     assert [record["updates_skipped"] for record in found["records"]] == [2, 2]
 
 
-def test_tokens_that_were_not_scored_have_the_engines_numbers(model: Path) -> None:
+def test_tokens_that_were_not_scored_keep_the_engines_numbers(model: Path) -> None:
     recipe = load_recipe(None, [f'model.path="{model}"'])
     engine = create("fake", backend_settings(recipe))
     known = engine.score(unmixed().sequences)
@@ -193,7 +193,7 @@ def test_tokens_that_were_not_scored_have_the_engines_numbers(model: Path) -> No
 
 @pytest.mark.parametrize("name", ["delta", "fipo", "gspo", "micro_batch_mean"])
 def test_chunks_of_the_head_change_nothing(name: str, model: Path, tmp_path: Path) -> None:
-    """Responses that fit a chunk, and longer ones, are shown a few at a time, unless the loss looks at all of them."""
+    """Chunks hold one long response or several short ones, unless the loss needs all responses at once."""
     keys = CASES[name] | {"update.micro_batch_tokens": 40}
     small, large = (
         updates(keys | {"update.head_chunk_tokens": chunk}, model, "cpu", tmp_path / str(chunk), dense=False)

@@ -1,4 +1,4 @@
-"""A run whose records and calls are noted: where the values of a recipe arrive, not the code that hands them on."""
+"""Runs that record where the values of a recipe arrive: the settings that are made and the calls of the backend."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from tests.harness import Watcher, train
 
 @dataclass
 class Seen:
-    """What came by in a run: records as they were made, and calls of the backend with the phase they were made in."""
+    """What happened in a run: the records that were made, and the backend's calls with their phase."""
 
     made: dict[type, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    rewards: list[Reward] = field(default_factory=list)  # what graders were made of
+    rewards: list[Reward] = field(default_factory=list)  # of every grader
     rollouts: list[tuple[str, int, Sampling]] = field(default_factory=list)  # phase, prompts, sampling
     scored: list[tuple[Sequences, Any]] = field(default_factory=list)  # with the proxy
     rates: list[float] = field(default_factory=list)
-    grouped: int = 0  # contrasts that were made within groups
+    grouped: int = 0  # calls that computed a contrast within groups
     phase: str = ""
     records: list[dict[str, Any]] = field(default_factory=list)  # metrics of each step
     notices: list[str] = field(default_factory=list)
     folder: RunFolder = field(default_factory=lambda: RunFolder(Path()))
 
     def the(self, kind: type, name: str) -> Any:
-        """The one value that all records of a kind have in a field, which may be one of a field."""
+        """The value that all records of a kind have in a field; the name may have dots."""
         found = []
         for record in self.made[kind]:
             for part in name.split("."):
@@ -51,19 +51,19 @@ class Seen:
         return one(found)
 
     def samplings(self, phase: str) -> list[Sampling]:
-        """What was drawn with in a phase."""
+        """The sampling settings of a phase."""
         return [sampling for name, _, sampling in self.rollouts if name == phase]
 
 
 def one(values: list[Any]) -> Any:
-    """What all of them are."""
+    """The value that all of them equal."""
     assert values
     assert all(value == values[0] for value in values), values
     return values[0]
 
 
 def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
-    """Have everything that is made or called noted. The backend is the exact one, whatever it is asked to be."""
+    """Record everything that is made or called. The backend is always the fake one."""
     for kind in (LoadedData, EvaluationSettings, CoefficientSettings, MiniBatch, Surrogate):
         patch.setattr(
             kind, "__init__", noting(kind.__init__, lambda self, *_, **__: seen.made[type(self)].append(self))
@@ -101,7 +101,7 @@ def watch(seen: Seen, patch: pytest.MonkeyPatch) -> None:
 
 
 def noting(original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    """The function, and a note of what it was given once it has it."""
+    """The function, followed by a call of ``note`` with the same arguments."""
 
     def noted(*given: Any, **named: Any) -> Any:
         result = original(*given, **named)
@@ -112,7 +112,7 @@ def noting(original: Callable[..., Any], note: Callable[..., None]) -> Callable[
 
 
 def run(folder: Path, values: Mapping[str, Any]) -> Seen:
-    """Train with these keys and nothing else; what was seen."""
+    """Train with these keys only and return what happened."""
     seen = Seen(folder=RunFolder(folder))
     watcher = Watcher(lambda phase: setattr(seen, "phase", phase))
     with pytest.MonkeyPatch.context() as patch:
