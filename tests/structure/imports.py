@@ -6,18 +6,22 @@ import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("delta_cli", "backends")
 
 
+When = Literal["at once", "deferred", "types"]
+
+
 @dataclass(frozen=True)
 class Import:
-    """One module imports another; ``deferred`` if it does so inside a function or for type checkers only."""
+    """One module imports another: at once, ``"deferred"`` inside a function, or only to check ``"types"``."""
 
     importer: str
     imported: str
-    deferred: bool
+    when: When = "at once"
 
 
 def module_name(file: Path) -> str:
@@ -37,28 +41,31 @@ def modules() -> dict[str, Path]:
 def imports() -> tuple[Import, ...]:
     """Every import of one module of the two packages by another."""
     return tuple(
-        Import(name, target, deferred)
+        Import(name, target, when)
         for name, file in modules().items()
-        for target, deferred in _imported(name, ast.parse(file.read_text(encoding="utf-8")))
+        for target, when in _imported(name, ast.parse(file.read_text(encoding="utf-8")))
         if target != name
     )
 
 
-def _imported(importer: str, tree: ast.Module) -> set[tuple[str, bool]]:
-    found: set[tuple[str, bool]] = set()
+def _imported(importer: str, tree: ast.Module) -> set[tuple[str, When]]:
+    found: set[tuple[str, When]] = set()
 
-    def visit(node: ast.AST, deferred: bool) -> None:
+    def visit(node: ast.AST, when: When) -> None:
         if isinstance(node, ast.Import):
-            found.update((_existing(alias.name), deferred) for alias in node.names)
+            found.update((_existing(alias.name), when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(importer, node)
-            found.update((_existing(f"{base}.{alias.name}"), deferred) for alias in node.names)
-        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_type_checkers(node)
+            found.update((_existing(f"{base}.{alias.name}"), when) for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            when = "deferred"
+        elif _is_for_type_checkers(node):
+            when = "types"
         for child in ast.iter_child_nodes(node):
-            visit(child, inside)
+            visit(child, when)
 
-    visit(tree, False)
-    return {(name, deferred) for name, deferred in found if name}
+    visit(tree, "at once")
+    return {(name, when) for name, when in found if name}
 
 
 def _is_for_type_checkers(node: ast.AST) -> bool:
