@@ -8,16 +8,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backends.collective import SOLO
 from backends.interface import BackendError, Collective, Engine
 from backends.process import rank_and_size
 from backends.settings import BackendSettings
-
-if TYPE_CHECKING:
-    from backends.vllm import LaunchOptions, VllmSampler, VllmSettings
 
 
 @dataclass(frozen=True)
@@ -80,28 +76,3 @@ def converter() -> Any:
     resolve("mlx")
     importlib.import_module(ENTRIES["mlx"].module).check_installation()
     return importlib.import_module("backends.mlx.convert")
-
-
-def vllm_sampler(
-    settings: VllmSettings,
-    launch: LaunchOptions | None = None,
-    python: str | None = None,
-    log: Path = Path("vllm.log"),
-    on_progress: Callable[[str], None] = lambda line: None,
-    collective: Collective = SOLO,
-) -> VllmSampler:
-    """A sampler over vLLM servers: those of the settings, or one that is launched when it is needed.
-
-    Raises BackendError where the servers are not there or the environment of ``python`` has no vLLM.
-    """
-    from backends.vllm import ServerLauncher, VllmSampler
-
-    launcher = None
-    if launch is not None:
-        launcher = ServerLauncher(launch, python, log, on_progress)
-        if collective.rank == 0:
-            launcher.check()
-    sampler = VllmSampler(settings, launcher, collective)
-    if launcher is None:
-        sampler.connect()
-    return sampler

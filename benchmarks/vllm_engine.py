@@ -42,8 +42,8 @@ from wide_heads import write_wide
 
 from backends import registry
 from backends.interface import Ids, PublishedWeights, RolloutRequest, Sampler, Sampling
-from backends.settings import BackendSettings
-from backends.vllm import LaunchOptions, ServerLauncher, VllmSampler, VllmSettings
+from backends.settings import BackendSettings, EngineSection
+from backends.vllm import ServedModel, ServerLauncher, VllmSampler
 from backends.vllm.folder import untie
 from delta_cli.assets import model_path
 from delta_cli.assets.random_model import write_qwen3
@@ -107,9 +107,12 @@ def speed(options: argparse.Namespace) -> Results:
         sampling = Sampling(options.tokens, (), samples=options.samples)
         return lambda seed: len(draws.rollout(RolloutRequest(prompts, replace(sampling, seed=seed))).tokens)
 
-    launch = LaunchOptions(str(model), "float32", 64 + options.tokens, options.concurrency, memory=MEMORY)
-    launcher = ServerLauncher(launch, options.python, options.keep / "vllm.log", print)
-    sampler = VllmSampler(VllmSettings(inbox=options.keep / "inbox", concurrency=options.concurrency), launcher)
+    engine = EngineSection(
+        kind="vllm", launch=True, python=options.python, concurrency=options.concurrency, memory=MEMORY
+    )
+    served = ServedModel(str(model), "float32", 64 + options.tokens)
+    launcher = ServerLauncher(served, engine, options.keep / "vllm.log", print)
+    sampler = VllmSampler(engine, launcher, inbox=options.keep / "inbox")
     launcher.check()
     with closing(sampler), _offline(options, model, prompts) as offline:
         sampler.load_weights(trainer.publish(sampler.inbox))
@@ -202,8 +205,15 @@ def _server(options: argparse.Namespace, base: Path, pinned: bool) -> Iterator[s
     served = options.keep / "served"
     shutil.copytree(base, served, dirs_exist_ok=True)
     untie(served)
-    launch = LaunchOptions(str(served), "float32", 128, 128, memory=MEMORY, arguments=("--enforce-eager",))  # up sooner
-    launcher = ServerLauncher(launch, options.python, options.keep / "vllm.log", print)
+    engine = EngineSection(
+        kind="vllm",
+        launch=True,
+        python=options.python,
+        concurrency=128,
+        memory=MEMORY,
+        arguments=("--enforce-eager",),  # up sooner
+    )
+    launcher = ServerLauncher(ServedModel(str(served), "float32", 128), engine, options.keep / "vllm.log", print)
     launcher.check()
     if pinned:  # children have the affinity of who starts them
         os.sched_setaffinity(0, SERVERS)

@@ -1,7 +1,7 @@
 """Responses drawn by vLLM, over HTTP, from weights that a learner publishes."""
 
-from backends.vllm.api import LaunchOptions
+from backends.vllm.command import ServedModel
 from backends.vllm.launcher import ServerLauncher
-from backends.vllm.sampler import TOLERANCES, VllmSampler, VllmSettings
+from backends.vllm.sampler import VllmSampler
 
-__all__ = ["TOLERANCES", "LaunchOptions", "ServerLauncher", "VllmSampler", "VllmSettings"]
+__all__ = ["ServedModel", "ServerLauncher", "VllmSampler"]

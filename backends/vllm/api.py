@@ -1,7 +1,4 @@
-"""All that is known of vLLM: its HTTP calls, its command line, and the versions whose they are.
-
-Nothing else here names a route or an option of vLLM. Facts that the calls rest on are in docs/vllm.md.
-"""
+"""The HTTP calls of a vLLM server. No other module names one of its routes; docs/vllm.md says what they rest on."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,126 +16,179 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from backends.interface import BackendError, Floats, Ids, Sampling
+from backends.arrays import Floats, Ids
+from backends.interface import BackendError, Sampling
+from backends.settings import EngineSection
+from backends.vllm import answers
+from backends.vllm.answers import Answer, CompletionAnswer
+from backends.vllm.command import MODEL, check_version, how_to_start
 from backends.vllm.open_connections import CallAborted, OpenConnections
 
-SUPPORTED = (0, 32)  # its calls changed between minor versions
-MODEL, ADAPTER = "delta", "delta-adapter"  # names under which a launched server has the model, and any the adapter
+ADAPTER = "delta-adapter"  # the name under which a server gets the trained adapter
+STARTED = "default"  # label of the weights that a server was started with
 CONNECT_SECONDS = 30.0
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that a server can be told to have room for
+ANSWER_BYTES = 2**28  # a longer answer is not read
+COMPLETIONS = "/v1/completions"
 
-JsonBody = dict[str, Any]
+RequestBody = dict[str, Any]
+
+_TOKENS_MADE = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^\n]*\})? ([0-9.e+]+)", re.MULTILINE)
 
 
 class ServerError(Exception):
-    """A call that did not bring an answer: nothing of it counts, so it may be made again."""
+    """A call that brought no usable answer. It has had no effect that counts, so it may be made again.
+
+    The message begins with the server's address.
+    """
 
 
 class ServerTimeout(ServerError):
-    """No answer within the time there was."""
+    """No answer within the time allowed."""
 
 
 @dataclass(frozen=True)
 class VllmResponse:
     """One response: its tokens as they were sampled, and their log-probabilities."""
 
-    tokens: Ids  # [n] at least one
+    tokens: Ids  # [n], n ≥ 1
     logprobs: Floats  # [n] float32
 
 
 class VllmApi:
-    """A vLLM server at a URL. ``model`` is the name of what is drawn from: the model, or an adapter of it.
+    """A vLLM server at a URL. ``model`` names what responses are drawn from: the server's model, or an adapter."""
 
-    ``patience`` are the seconds that a call other than for a response may take.
-    """
-
-    def __init__(self, url: str, model: str = MODEL, patience: float = 600.0) -> None:
+    def __init__(self, url: str, engine: EngineSection, model: str = MODEL) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BackendError(f"engine.url: '{url}' is no address of a server; write http://host:port")
+            raise BackendError(f"engine.url: '{url}' is not the address of a server; write http://host:port")
         self._parts = parts
+        self._engine = engine
         self.model = model
-        self.patience = patience
 
     # -------------------------------------------------------------------------------- looking
 
     def healthy(self, seconds: float = 5.0) -> bool:
-        """Whether the server is up."""
+        """Whether the server says that it is up."""
         try:
-            self._call("GET", "/health", None, seconds, json_answer=False)
-        except (ServerError, BackendError):
+            status, _ = self._exchange("GET", "/health", None, seconds)
+        except ServerError:
             return False
-        return True
+        return status == http.HTTPStatus.OK
 
-    def check_version(self) -> str:
-        """Its version; raises BackendError for one whose calls are not known here."""
-        version = str(self._call("GET", "/version", None, self.patience).get("version"))
-        check_version(version, self.url)
-        return version
+    def check_alive(self, seconds: float) -> None:
+        """Raise ServerError unless the engine behind the server draws a token within so many seconds."""
+        request = {"model": self.model, "prompt": [0], "max_tokens": 1, "temperature": 1.0}
+        self._tell("/resume", {}, seconds)  # a trainer that was killed may have left it paused
+        status, text = self._exchange("POST", COMPLETIONS, request, seconds)
+        if status >= 500:  # below, the engine was reached, or the model's name is not known after a restart
+            raise ServerError(f"{self.url}{COMPLETIONS}: status {status}, {_reason(text)}")
+
+    def tokens_made(self, seconds: float, connections: OpenConnections) -> float | None:
+        """Tokens that the server has computed since its start; None if it does not count them.
+
+        Raises ServerError if it does not answer.
+        """
+        status, text = self._exchange("GET", "/metrics", None, seconds, connections)
+        found = _TOKENS_MADE.findall(text) if status == http.HTTPStatus.OK else []
+        return sum(map(float, found)) if found else None
+
+    def check_version(self) -> None:
+        """Raise BackendError unless the calls of this server's version are known."""
+        answer = self._ask("GET", "/version", None, self._engine.stall, answers.VersionAnswer)
+        check_version(answer.version, self.url)
 
     def find_model(self) -> None:
-        """Draw from the first model that the server has."""
-        models = self._call("GET", "/v1/models", None, self.patience).get("data")
-        if not isinstance(models, list) or not models:
-            raise BackendError(f"{self.url}: serves no model; start it with one")
-        self.model = str(models[0].get("id"))
+        """Draw from the first model that the server offers."""
+        self.model = self._ask("GET", "/v1/models", None, self._engine.stall, answers.ModelsAnswer).data[0].id
 
     # -------------------------------------------------------------------------------- drawing
 
-    def draw(self, prompt: Ids, sampling: Sampling, seed: int, seconds: float, calls: OpenConnections) -> VllmResponse:
-        """One response. The end-of-sequence token is kept; log-probabilities are those at the temperature."""
-        choice = self._complete(
-            {
-                "prompt": prompt.tolist(),
-                "max_tokens": sampling.max_tokens,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "min_p": sampling.min_p,
-                "seed": seed,
-                "stop_token_ids": list(sampling.stop_ids),
-                "logprobs": 0,
-            }
-            | _stops(sampling),
-            seconds,
-            calls,
-        )
-        tokens, logprobs = _tokens(choice), _numbers((choice.get("logprobs") or {}).get("token_logprobs"))
-        if not 1 <= len(tokens) <= sampling.max_tokens or len(tokens) != len(logprobs):
-            raise ServerError(f"{len(tokens)} tokens with {len(logprobs)} log-probabilities came back")
+    def draw(
+        self,
+        prompt: Ids,
+        sampling: Sampling,
+        seed: int,
+        seconds: float,
+        connections: OpenConnections,
+        vocabulary: int | None = None,
+    ) -> VllmResponse:
+        """One response, its end-of-sequence token included; log-probabilities are those at the temperature.
+
+        ``vocabulary`` is how many ids the trainer's model can read.
+        """
+        request = {
+            "prompt": prompt.tolist(),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "seed": seed,
+            "stop_token_ids": list(sampling.stop_ids),
+            "logprobs": 0,
+        }
+        if sampling.stop is not None:  # stop strings are looked for in the text of special tokens, too
+            request |= {"stop": list(sampling.stop.strings), "skip_special_tokens": False}
+        choice = self._complete(request, seconds, answers.DrawnChoice, connections)
+        tokens, logprobs = np.array(choice.token_ids, np.int64), answers.float32(choice.logprobs.token_logprobs)
+        if len(tokens) != len(logprobs) or len(tokens) > sampling.max_tokens:
+            raise self._malformed(
+                f"{len(tokens)} token ids came with {len(logprobs)} log-probabilities, where at most "
+                f"{sampling.max_tokens} tokens were asked for"
+            )
+        if vocabulary is not None and tokens.max() >= vocabulary:
+            place = int(tokens.argmax())
+            raise self._malformed(
+                f"field choices[0].token_ids[{place}] is {tokens[place]}: the trainer's model has {vocabulary} ids"
+            )
         if np.isin(tokens[:-1], sampling.stop_ids).any():
-            raise ServerError("a response went on after its end")
-        if sampling.stop is not None:  # the engine's decoder may find the string a token later than ours
+            raise self._malformed("a response went on after the token that ends it")
+        if sampling.stop is not None:  # vLLM's decoder may find the string a token later than the trainer's
             end = next((n for n in range(1, len(tokens) + 1) if sampling.ends(tokens[:n])), len(tokens))
             tokens, logprobs = tokens[:end], logprobs[:end]
         if len(tokens) < sampling.max_tokens and not sampling.ends(tokens):
-            raise ServerError(f"a response broke off after {len(tokens)} tokens ({choice.get('finish_reason')})")
+            reason = answers.shown(choice.finish_reason)
+            raise self._malformed(f"a response broke off after {len(tokens)} tokens (finish_reason {reason})")
         return VllmResponse(tokens, logprobs)
 
     def score(self, ids: Ids) -> Floats:
-        """Log-probabilities [n − 1] of all ids but the first, at temperature 1, under the weights it has now."""
+        """Log-probabilities [n − 1] of all ids but the first, at temperature 1, under the server's present weights."""
         request = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        table = self._complete(request, self.patience, OpenConnections()).get("prompt_logprobs")
-        if not isinstance(table, list) or len(table) != len(ids):
-            raise ServerError("the log-probabilities of a prompt did not come back")
-        try:
-            return _numbers([table[i][str(ids[i])]["logprob"] for i in range(1, len(ids))])
-        except (KeyError, TypeError) as error:
-            raise ServerError("the log-probabilities of a prompt are not those of its tokens") from error
+        table = self._complete(request, self._engine.stall, answers.ScoredChoice).prompt_logprobs
+        if len(table) != len(ids):
+            raise self._malformed(f"field choices[0].prompt_logprobs has {len(table)} entries for {len(ids)} tokens")
+        found: list[float] = []
+        for place, token in enumerate(ids[1:].tolist(), 1):
+            entry = table[place]
+            if entry is None or str(token) not in entry:
+                raise self._malformed(f"field choices[0].prompt_logprobs[{place}] has no entry for token {token}")
+            found.append(entry[str(token)].logprob)
+        return answers.float32(found)
 
-    def is_tempered(self, prompt: Ids) -> bool:
-        """Whether the log-probabilities it tells are those at the sampling temperature, and not at 1.
+    def logprobs_follow_temperature(self, prompt: Ids) -> bool:
+        """Whether the server's log-probabilities are those at the sampling temperature, and not those at 1.
 
-        The likeliest token's is greater at a low temperature, where it is not certain already.
+        The likeliest token is likelier at a low temperature, unless it was certain before.
         """
         request = {"prompt": prompt.tolist(), "max_tokens": 1, "logprobs": 1, "seed": 0}
-        low, one = (self._complete(request | {"temperature": t}, self.patience, OpenConnections()) for t in (0.25, 1.0))
-        best = [max(_numbers(list(each["logprobs"]["top_logprobs"][0].values()))) for each in (low, one)]
-        return bool(best[0] > best[1] + 1e-4 or best[1] > -1e-3)
 
-    def _complete(self, request: JsonBody, seconds: float, calls: OpenConnections) -> JsonBody:
-        """The single choice of a completion. What the server's own defaults could change is said here."""
+        def highest(temperature: float) -> float:
+            asked = request | {"temperature": temperature}
+            choice = self._complete(asked, self._engine.stall, answers.LikeliestChoice)
+            return max(choice.logprobs.top_logprobs[0].values())
+
+        low, one = highest(0.25), highest(1.0)
+        return low > one + 1e-4 or one > -1e-3
+
+    def _complete(
+        self,
+        request: RequestBody,
+        seconds: float,
+        kind: type[answers.Choice],
+        connections: OpenConnections | None = None,
+    ) -> answers.Choice:
+        """The single choice of a completion. Whatever the server's own defaults could change is set here."""
         fixed = {
             "model": self.model,
             "n": 1,
@@ -151,219 +201,164 @@ class VllmApi:
             "frequency_penalty": 0.0,
             "return_token_ids": True,
         }
-        answer = self._call("POST", "/v1/completions", fixed | request, seconds, calls)
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            raise ServerError("the answer is not one completion")
-        return choices[0]
+        answer = self._ask("POST", COMPLETIONS, fixed | request, seconds, CompletionAnswer[kind], connections)  # type: ignore[valid-type]  # a class made at run time
+        return answer.choices[0]
 
     # -------------------------------------------------------------------------------- weights
 
-    def load(self, folder: Path, adapter: bool) -> None:
-        """Take new weights: a whole model, or an adapter. What is being drawn is finished before."""
+    def load(self, folder: Path, adapter: bool, label: str) -> None:
+        """Take new weights, a whole model or an adapter, and remember them under a label.
+
+        Requests under way are finished first, with the former weights.
+        """
         self._control("/pause?mode=wait")
         try:
             if adapter:
                 place = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
-                self._call("POST", "/v1/load_lora_adapter", place, self.patience, json_answer=False)
+                self._tell("/v1/load_lora_adapter", place, self._engine.deadline)
             else:
                 order = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-                self._call("POST", "/collective_rpc", order, self.patience, json_answer=False)
-            if not self._control("/reset_prefix_cache").get("success", True):
-                raise ServerError("the prefix cache, which holds what the former weights computed, was not emptied")
+                self._tell("/collective_rpc", order, self._engine.deadline)
+            if not self._control("/reset_prefix_cache").success:
+                raise ServerError(f"{self.url}: the prefix cache, computed with the former weights, was not emptied")
+            self.set_label(label)
         finally:
             self._control("/resume")
         if adapter:
             self.model = ADAPTER
 
+    def set_label(self, label: str) -> None:
+        """Remember the present weights under a label. The server forgets it when it is started again."""
+        self._tell("/update_weight_version", {"new_version": label}, self._engine.stall)
+
+    def label(self) -> str:
+        """The label of the weights that the server has now; ``STARTED`` if nobody has set one since its start."""
+        return self._ask("GET", "/weight_info", None, self._engine.stall, answers.WeightsAnswer).weight_version
+
     def sleep(self) -> None:
-        """Free the device's memory; the weights wait in the host's."""
+        """Free the device's memory; the weights wait in the host's memory."""
         self._control("/sleep?level=1&mode=wait")
 
     def wake(self) -> None:
-        """Take the memory back."""
+        """Take the device's memory back."""
         self._control("/wake_up")
-
-    def _control(self, path: str) -> JsonBody:
-        return self._call("POST", path, {}, self.patience)
 
     # ---------------------------------------------------------------------------------- calls
 
-    def _call(
+    def _control(self, path: str) -> answers.ControlAnswer:
+        text = self._tell(path, {}, self._engine.stall)
+        return self._parsed(path, text, answers.ControlAnswer) if text else answers.ControlAnswer()
+
+    def _ask(
         self,
         method: str,
         path: str,
-        body: JsonBody | None,
+        body: RequestBody | None,
         seconds: float,
-        calls: OpenConnections | None = None,
-        json_answer: bool = True,
-    ) -> JsonBody:
-        """An answer within ``seconds``. Raises ServerError, and BackendError for a call that the server refuses."""
-        calls = calls or OpenConnections()
+        kind: type[Answer],
+        connections: OpenConnections | None = None,
+    ) -> Answer:
+        """The answer to a call. Raises ServerError, and BackendError for a call that the server refuses."""
+        return self._parsed(path, self._accepted(method, path, body, seconds, connections), kind)
+
+    def _tell(self, path: str, body: RequestBody, seconds: float) -> bytes:
+        """A call of whose answer the status counts; its text."""
+        return self._accepted("POST", path, body, seconds)
+
+    def _parsed(self, path: str, text: bytes, kind: type[Answer]) -> Answer:
+        try:
+            return answers.parse(text, kind)
+        except answers.MalformedAnswer as error:
+            raise ServerError(f"{self.url}{path}: {error}") from error
+
+    def _accepted(
+        self,
+        method: str,
+        path: str,
+        body: RequestBody | None,
+        seconds: float,
+        connections: OpenConnections | None = None,
+    ) -> bytes:
+        """The text of an answer with status 200."""
+        status, text = self._exchange(method, path, body, seconds, connections)
+        if status == http.HTTPStatus.OK:
+            return text
+        route = path.partition("?")[0]
+        if status == http.HTTPStatus.NOT_FOUND and route == COMPLETIONS:  # a server that was started again
+            raise ServerError(f"{self.url}: does not offer '{self.model}' any more ({_reason(text)})")
+        if status == http.HTTPStatus.NOT_FOUND and route != "/version":
+            raise BackendError(f"{self.url}: has no {route}; start it with {how_to_start()}")
+        if 400 <= status < 500:
+            raise BackendError(f"{self.url}: refused {route}: {_reason(text)}")
+        raise ServerError(f"{self.url}{route}: status {status}, {_reason(text)}")
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: RequestBody | None,
+        seconds: float,
+        connections: OpenConnections | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and text of an answer that arrives whole within ``seconds``. Raises ServerError or CallAborted."""
+        connections = connections or OpenConnections()
+        end = time.monotonic() + seconds
+        connection = self._connection(min(seconds, CONNECT_SECONDS))
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("VLLM_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        try:
+            connection.connect()
+            opened = connection.sock
+            with connections.hold(opened):
+                opened.settimeout(max(end - time.monotonic(), 0.01))
+                connection.request(method, self._parts.path + path, None if body is None else json.dumps(body), headers)
+                with connection.getresponse() as response:
+                    return response.status, _read(response, opened, end)
+        except TimeoutError as error:
+            raise ServerTimeout(f"{self.url}{path}: no answer within {seconds:.3g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            if connections.aborted:
+                raise CallAborted from error
+            raise ServerError(f"{self.url}{path}: {answers.shown(error) or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
         secure = self._parts.scheme == "https"
         kind: Callable[..., http.client.HTTPConnection] = (
             http.client.HTTPSConnection if secure else http.client.HTTPConnection
         )
-        connection = kind(self._parts.hostname, self._parts.port, timeout=min(seconds, CONNECT_SECONDS))
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("VLLM_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        end = time.monotonic() + seconds
-        try:
-            connection.connect()
-            opened = connection.sock
-            with calls.hold(opened):
-                opened.settimeout(max(end - time.monotonic(), 0.01))
-                connection.request(method, self._parts.path + path, None if body is None else json.dumps(body), headers)
-                with connection.getresponse() as response:
-                    status, text = response.status, _read(response, opened, end)
-        except TimeoutError as error:
-            raise ServerTimeout(f"{method} {path} brought no answer within {seconds:.0f} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            if calls.aborted:
-                raise CallAborted from error
-            raise ServerError(f"{method} {path}: {str(error) or type(error).__name__}") from error
-        finally:
-            connection.close()
-        if status == http.HTTPStatus.NOT_FOUND and path.partition("?")[0] not in ("/v1/completions", "/version"):
-            raise BackendError(
-                f"{self.url}: has no {path.partition('?')[0]}; start it with {' '.join(environment_words())}"
-            )
-        if 400 <= status < 500:
-            raise BackendError(f"{self.url}: refused {path.partition('?')[0]}: {_reason(text)}")
-        if status != http.HTTPStatus.OK:
-            raise ServerError(f"{method} {path}: status {status}, {_reason(text)}")
-        if not json_answer:
-            return {}
-        try:
-            answer = json.loads(text)
-        except ValueError as error:
-            raise ServerError(f"{method} {path}: the answer is no JSON") from error
-        if not isinstance(answer, dict):
-            raise ServerError(f"{method} {path}: the answer is no JSON object")
-        return answer
+        return kind(self._parts.hostname, self._parts.port, timeout=seconds)
 
-
-def _stops(sampling: Sampling) -> JsonBody:
-    """What a request says about stop strings: to look for them in special tokens' text, too."""
-    return {} if sampling.stop is None else {"stop": list(sampling.stop.strings), "skip_special_tokens": False}
+    def _malformed(self, what: str) -> ServerError:
+        return ServerError(f"{self.url}{COMPLETIONS}: {what}")
 
 
 def _read(response: http.client.HTTPResponse, opened: socket.socket, end: float) -> bytes:
-    """The whole body, before ``end``: a server that sends a byte now and then is late all the same."""
-    parts = []
+    """The whole body, before ``end``, even if the server sends only a byte now and then."""
+    parts, size = [], 0
     while part := response.read1(2**20):
         parts.append(part)
+        size += len(part)
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        if size > ANSWER_BYTES:
+            raise http.client.HTTPException(f"the answer is longer than {ANSWER_BYTES} bytes")
         opened.settimeout(left)
-    if response.length:  # read1 does not complain about a body that is cut off
+    if response.length:  # read1 does not notice a body that is cut off
         raise http.client.IncompleteRead(b"".join(parts), response.length)
     return b"".join(parts)
 
 
 def _reason(text: bytes) -> str:
-    """What an error's body says, in a line."""
+    """What the body of an error says, in a line."""
     try:
         body = json.loads(text)
         said = body.get("error", body.get("detail", body))
         words = str(said.get("message", said) if isinstance(said, dict) else said)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         words = text.decode("utf-8", "replace")
-    return (words.strip().splitlines() or ["nothing said"])[0][:300]
-
-
-def _tokens(choice: JsonBody) -> Ids:
-    found = choice.get("token_ids")
-    if not isinstance(found, list) or not all(type(token) is int and token >= 0 for token in found):
-        raise ServerError("the answer has no token ids")
-    return np.array(found, np.int64)
-
-
-def _numbers(values: Any) -> Floats:
-    """Log-probabilities [n] float32."""
-    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
-        raise ServerError("the answer has no log-probabilities")
-    found = np.array(values, np.float32)
-    if not np.isfinite(found).all() or (found > 1e-3).any() or (found <= -9999).any():  # −9999 stands for −∞
-        raise ServerError("the answer has log-probabilities that are none")
-    return np.minimum(found, 0)
-
-
-# ------------------------------------------------------------------------------------ versions
-
-
-def check_version(version: str, where: str) -> None:
-    """Raise BackendError for a version of vLLM whose calls are not known here."""
-    found = re.match(r"(\d+)\.(\d+)\b", version)
-    if found is None or (int(found[1]), int(found[2])) != SUPPORTED:
-        raise BackendError(
-            f"{where}: is vLLM {version}, whose calls are not known here; install "
-            f"vllm=={SUPPORTED[0]}.{SUPPORTED[1]}.* in its environment"
-        )
-
-
-# ------------------------------------------------------------------------------------ starting
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """How to start a server of our own."""
-
-    model: str  # folder or name
-    dtype: str
-    max_tokens: int  # of prompt and response
-    concurrency: int
-    lora_rank: int | None = None  # with room for an adapter of that rank
-    memory: float | None = None  # share of the GPU's memory; None: vLLM's own
-    sleeps: bool = False  # frees the GPU's memory on demand
-    arguments: tuple[str, ...] = ()  # more options of its command line
-
-    def command(self, python: str, port: int) -> list[str]:
-        """The command line."""
-        options: dict[str, Any] = {
-            "--model": self.model,
-            "--served-model-name": MODEL,
-            "--host": "127.0.0.1",
-            "--port": port,
-            "--dtype": self.dtype,
-            "--max-model-len": self.max_tokens,
-            "--max-num-seqs": self.concurrency,
-            "--logprobs-mode": "processed_logprobs",  # those at the sampling temperature
-            "--generation-config": "vllm",  # not the model's own top-k and top-p
-        }
-        if self.lora_rank is not None:
-            rank = next((rank for rank in RANKS if rank >= self.lora_rank), None)
-            if rank is None:
-                raise BackendError(f"model.lora.rank: {self.lora_rank} is more than vLLM takes ({RANKS[-1]})")
-            options |= {"--max-lora-rank": rank, "--max-loras": 1}
-        if self.memory is not None:
-            options["--gpu-memory-utilization"] = self.memory
-        flags = ["--disable-uvicorn-access-log"]
-        flags += ["--enable-lora"] if self.lora_rank is not None else []
-        flags += ["--enable-sleep-mode"] if self.sleeps else []
-        words = [str(word) for option in options.items() for word in option]
-        return [python, "-m", "vllm.entrypoints.openai.api_server", *words, *flags, *self.arguments]
-
-
-# On a CPU, 0.32 ends its engine at a request with a seed whose prompt is computed in parts.
-ON_CPU = ("--no-enable-chunked-prefill",)
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-
-
-def environment_words() -> Sequence[str]:
-    """What a server needs beyond its defaults, for a person who starts one."""
-    return [*(f"{name}={value}" for name, value in ENVIRONMENT.items()), "--logprobs-mode processed_logprobs"]
-
-
-def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server that is started by a process with the environment ``own``.
-
-    What torchrun tells its processes is not for vLLM, which would join their group.
-    """
-    kept = {name: value for name, value in own.items() if name not in _TORCHRUN}
-    return kept | ENVIRONMENT
-
-
-_TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    line = next(iter(words.strip().splitlines()), "")[:300]
+    return "".join(each if each.isprintable() else " " for each in line) or "it gave no reason"

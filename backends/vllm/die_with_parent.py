@@ -1,7 +1,7 @@
-"""Runs a command and ends it, with all that it has started, when whoever started this goes away.
+"""Runs a command, and ends it with everything that it has started once the parent process is gone.
 
-A script: its standard input is a pipe that nobody writes to, and that closes when the parent ends, however
-it ends. A server would otherwise outlive a run that was killed, and keep the GPU's memory.
+A script. Its standard input is a pipe that nobody writes to; the pipe closes when the parent ends, however it ends.
+Without this, a server would outlive a run that was killed, and keep the GPU's memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRACE_SECONDS = 10.0
 
 
 def main() -> int:
-    """The command's exit code; 128 and the signal's number where one ended it, as shells have it."""
+    """The command's exit code, or 128 plus the number of the signal that ended it, as in a shell."""
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=_end_with_parent, args=(child,), daemon=True).start()
     code = child.wait()
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _end_with_parent(child: subprocess.Popen[bytes]) -> None:
-    while os.read(0, 4096):  # unlike sys.stdin it holds no lock, without which the interpreter could not end
+    while os.read(0, 4096):  # reading sys.stdin would hold a lock that keeps the interpreter from ending
         pass
     _signal(child.pid, signal.SIGTERM)
     try:

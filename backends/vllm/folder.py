@@ -1,4 +1,4 @@
-"""What is done to a published model folder before vLLM reads it: its head is written out."""
+"""Prepares a published model folder for vLLM: a head that is tied to the embedding is written out."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ HEAD_FILE = "model-head.safetensors"
 
 
 def servable(folder: Path) -> tuple[Path, bool]:
-    """What a server is to load from a folder of published weights, and whether it is an adapter."""
+    """What a server is to load from a folder of published weights, and whether that is an adapter."""
     if (folder / "config.json").is_file():
         untie(folder)
         return folder, False
     if (folder / "adapter" / "adapter_config.json").is_file():
         return folder / "adapter", True
-    raise BackendError(f"{folder}: holds neither a model nor an adapter, so no engine can load it")
+    raise BackendError(f"{folder}: holds neither a model nor an adapter, so vLLM cannot load it")
 
 
 def untie(folder: Path) -> None:
-    """Write a head that is tied to the embedding as a matrix of its own; leave others as they are.
+    """Write a head that is tied to the embedding as a matrix of its own. Other models are left as they are.
 
-    A server that holds them tied may take a new embedding and keep the old head (on a CPU it does).
+    A server that ties them may take a new embedding and keep the old head; on a CPU it does.
     """
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -38,11 +38,13 @@ def untie(folder: Path) -> None:
             _write(folder / HEAD_FILE, HEAD, *found)
             path.write_text(json.dumps(config | {"tie_word_embeddings": False}, indent=2) + "\n")
             return
-    raise BackendError(f"{folder}: has no {EMBEDDING}, to which its head is tied; vLLM cannot be given this model")
+    raise BackendError(
+        f"{folder}: has no tensor {EMBEDDING}, to which config.json ties the head; vLLM cannot be given this model"
+    )
 
 
 def _tensor(file: Path, name: str) -> tuple[str, list[int], bytes] | None:
-    """Type, shape and bytes of a tensor as the file has them, bfloat16 too, which numpy does not know."""
+    """Type, shape and bytes of a tensor as the file has them; numpy would not know bfloat16."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         entry: dict[str, Any] | None = json.loads(stream.read(length)).get(name)
@@ -54,7 +56,7 @@ def _tensor(file: Path, name: str) -> tuple[str, list[int], bytes] | None:
 
 
 def _write(file: Path, name: str, dtype: str, shape: list[int], data: bytes) -> None:
-    """A file of one tensor."""
+    """A safetensors file of one tensor."""
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
     header = json.dumps({"__metadata__": {"format": "pt"}, name: entry}).encode()
     header += b" " * (-len(header) % 8)

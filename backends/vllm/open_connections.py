@@ -1,4 +1,4 @@
-"""The sockets of calls that are under way."""
+"""The sockets of calls that are under way, so that another thread can end them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 
 
 class CallAborted(Exception):
-    """A call that was given up from this side."""
+    """A call that was ended from this side."""
 
 
 class OpenConnections:
-    """The sockets that are open now, so that all can be ended at once from another thread."""
+    """Sockets that are open now; ``abort`` ends them all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class OpenConnections:
 
     @contextmanager
     def hold(self, opened: socket.socket) -> Iterator[None]:
-        """Count a socket among the open ones. Raises Aborted where all have been ended."""
+        """Count a socket as open. Raises CallAborted if all have been ended before."""
         with self._lock:
             if self.aborted:
                 raise CallAborted
@@ -34,7 +34,7 @@ class OpenConnections:
                 self._open.discard(opened)
 
     def abort(self) -> None:
-        """End every call: the server stops drawing for a client that went away."""
+        """End every call. A server stops drawing for a client that has gone."""
         with self._lock:
             self.aborted = True
             for opened in self._open:

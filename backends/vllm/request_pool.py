@@ -1,4 +1,4 @@
-"""Many requests at a time to several servers, each made again where that cannot count anything twice."""
+"""Draws many responses at a time from several servers. A response that a server fails to give is asked for again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from backends.interface import BackendError, Ids, Sampling
+from backends.interface import Ids, Sampling
+from backends.settings import EngineSection
 from backends.vllm.api import ServerError, ServerTimeout, VllmApi, VllmResponse
 from backends.vllm.open_connections import CallAborted, OpenConnections
 
 TICK_SECONDS = 0.1  # between two looks at whether to stop
-RETRY_SECONDS = (0.3, 1.0, 3.0)  # waited before a call is made again; an answer is whole or counts nothing
+RETRY_SECONDS = (0.3, 1.0, 3.0)  # waits before a call is made again
+WATCH_SECONDS = 5.0  # between two looks at a server's count of tokens, at most
+PACE_MARGIN = 4.0  # how many times slower than the slowest token so far a response may be
 
 
 @dataclass(frozen=True)
@@ -28,146 +31,206 @@ class ResponseRequest:
 
 @dataclass(frozen=True)
 class ServedResponse:
-    """A response, and which of the servers it is from."""
+    """A response, and the index of the server that drew it."""
 
-    answer: VllmResponse
+    response: VllmResponse
     server: int
 
 
 @dataclass(frozen=True)
-class _Lost:
-    """A server that does not answer any more."""
+class _LostServer:
+    """A server that is asked no more in this rollout."""
 
     server: int
     reason: str
 
 
-class _Ended:
+class _ThreadEnded:
     """A thread has nothing left to do."""
 
 
 def draw(
     servers: Sequence[VllmApi],
-    jobs: Sequence[ResponseRequest],
+    requests: Sequence[ResponseRequest],
     sampling: Sampling,
-    *,
-    concurrency: int,
-    deadline: float,
+    engine: EngineSection,
     vocabulary: int | None,
-    on_answer: Callable[[int, Ids], None],
-    tick: Callable[[], None],
+    on_response: Callable[[int, Ids], None],
+    interrupt: Callable[[], None],
 ) -> tuple[dict[int, ServedResponse], dict[int, str]]:
-    """Responses by place, and why servers were lost; what these had left is missing where no other took it over.
+    """Responses by place, and why servers were lost, by their index.
 
-    ``tick`` is called in this thread every now and then, and what it or ``on_answer`` raises ends everything:
-    connections are closed, so the servers stop drawing. Raises BackendError for a request that is refused.
+    Responses are missing if their server was lost when the others had nothing left to draw. ``interrupt`` is called
+    in this thread ten times a second. Whatever it or ``on_response`` raises ends everything: connections are closed,
+    so the servers stop drawing. Raises BackendError for a request that a server refuses.
     """
-    team = _Team(servers, jobs, sampling, concurrency, deadline, vocabulary)
+    if not requests:
+        return {}, {}
+    pool = _Pool(servers, requests, sampling, engine, vocabulary)
     found: dict[int, ServedResponse] = {}
     lost: dict[int, str] = {}
     try:
-        team.start()
-        running = len(team.threads)
+        pool.start()
+        running = len(pool.threads)
         while running:
-            tick()
+            interrupt()
+            pool.leave_stalled_servers()
             try:
-                event = team.events.get(timeout=TICK_SECONDS)
+                event = pool.events.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(event, _Ended):
+            if isinstance(event, _ThreadEnded):
                 running -= 1
-            elif isinstance(event, _Lost):
+            elif isinstance(event, _LostServer):
                 lost.setdefault(event.server, event.reason)
-            elif isinstance(event, BackendError):
+            elif isinstance(event, Exception):
                 raise event
             else:
-                place, drawn = event
-                found[place] = drawn
-                on_answer(place, drawn.answer.tokens)
+                place, served = event
+                found[place] = served
+                on_response(place, served.response.tokens)
     finally:
-        team.end()
+        pool.end()
     return found, lost
 
 
-class _Team:
-    """Threads that take jobs from one queue, each making one request at a time to one server."""
+class _ServerLane:
+    """What the pool knows of one server."""
+
+    def __init__(self, api: VllmApi) -> None:
+        self.api = api
+        self.connections = OpenConnections()
+        self.stop = threading.Event()
+        self.open: dict[int, float] = {}  # requests that the server has, by place: when each was made
+        self.alive_at = time.monotonic()  # when it last showed progress
+        self.made: float | None = None  # its count of tokens
+        self.counts = True  # whether it has such a count
+
+    def leave(self) -> None:
+        """Ask this server no more, and end its calls."""
+        self.stop.set()
+        self.connections.abort()
+
+    def watch(self, interval: float) -> None:
+        """Notice progress from the server's count of tokens."""
+        while not self.stop.wait(interval):
+            try:
+                made = self.api.tokens_made(4 * interval, self.connections)
+            except (ServerError, CallAborted):
+                continue  # no sign of progress
+            self.counts = made is not None
+            if made != self.made:
+                self.made, self.alive_at = made, time.monotonic()
+
+
+class _Pool:
+    """Threads that take requests from one queue. Each has one request at one server at a time."""
 
     def __init__(
         self,
         servers: Sequence[VllmApi],
-        jobs: Sequence[ResponseRequest],
+        requests: Sequence[ResponseRequest],
         sampling: Sampling,
-        concurrency: int,
-        deadline: float,
+        engine: EngineSection,
         vocabulary: int | None,
     ) -> None:
-        self.events: queue.SimpleQueue[tuple[int, ServedResponse] | _Lost | _Ended | BackendError] = queue.SimpleQueue()
-        self._jobs = deque(jobs)  # its append and popleft are atomic
-        self._sampling, self._deadline, self._vocabulary = sampling, deadline, vocabulary
-        self._calls = [OpenConnections() for _ in servers]
-        self._stop = [threading.Event() for _ in servers]
-        each = min(concurrency, -(-len(jobs) // len(servers)))
+        self.events: queue.SimpleQueue[tuple[int, ServedResponse] | _LostServer | _ThreadEnded | Exception] = (
+            queue.SimpleQueue()
+        )
+        self._requests = deque(requests)  # append and popleft are atomic
+        self._sampling, self._engine, self._vocabulary = sampling, engine, vocabulary
+        self._lanes = [_ServerLane(api) for api in servers]
+        self._seconds_per_token = 0.0  # of the slowest response so far
+        each = min(engine.concurrency, -(-len(requests) // len(servers)))
         self.threads = [
-            threading.Thread(target=self._work, args=(number, server), daemon=True)
+            threading.Thread(target=self._work, args=(number, lane), daemon=True)
             for _ in range(each)
-            for number, server in enumerate(servers)
+            for number, lane in enumerate(self._lanes)
         ]
+        interval = min(engine.stall / 4, WATCH_SECONDS)
+        self._watchers = [threading.Thread(target=lane.watch, args=(interval,), daemon=True) for lane in self._lanes]
 
     def start(self) -> None:
-        for thread in self.threads:
+        for thread in (*self.threads, *self._watchers):
             thread.start()
 
     def end(self) -> None:
         """Give up what is still being drawn, and wait for the threads."""
-        for number in range(len(self._calls)):
-            self._leave(number)
-        for thread in self.threads:
+        for lane in self._lanes:
+            lane.leave()
+        for thread in (*self.threads, *self._watchers):
             if thread.ident is not None:
                 thread.join()
 
-    def _leave(self, number: int) -> None:
-        self._stop[number].set()
-        self._calls[number].abort()
+    def leave_stalled_servers(self) -> None:
+        """Leave servers that have requests but have shown no progress for too long."""
+        now = time.monotonic()
+        for number, lane in enumerate(self._lanes):
+            begun = list(lane.open.values())
+            if lane.stop.is_set() or not begun:
+                continue
+            limit = self._engine.stall if lane.counts else self._patience()
+            if now - max(lane.alive_at, min(begun)) > limit:
+                reason = f"{lane.api.url}: no progress for {limit:.3g} s, with {len(begun)} requests open"
+                self.events.put(_LostServer(number, reason))
+                lane.leave()
 
-    def _work(self, number: int, server: VllmApi) -> None:
+    def _patience(self) -> float:
+        """How long a server that does not count its tokens may take for a response, going by the slowest so far."""
+        if not self._seconds_per_token:
+            return self._engine.deadline
+        longest = PACE_MARGIN * self._seconds_per_token * self._sampling.max_tokens
+        return min(self._engine.deadline, max(self._engine.stall, longest))
+
+    def _work(self, number: int, lane: _ServerLane) -> None:
         try:
-            while not self._stop[number].is_set():
+            while not lane.stop.is_set():
                 try:
-                    job = self._jobs.popleft()
+                    request = self._requests.popleft()
                 except IndexError:
                     return
                 try:
-                    self.events.put((job.place, ServedResponse(self._patiently(job, number, server), number)))
-                except ServerError as error:
-                    self._jobs.append(job)  # for another server
-                    self.events.put(_Lost(number, str(error)))
-                    self._leave(number)
-                except CallAborted:
-                    self._jobs.append(job)
-                    return
-        except BackendError as error:
+                    self.events.put((request.place, ServedResponse(self._response(request, lane), number)))
+                except (ServerError, CallAborted) as error:
+                    self._requests.append(request)  # for another server
+                    if isinstance(error, ServerError):
+                        self.events.put(_LostServer(number, str(error)))
+                        lane.leave()
+        except Exception as error:  # raised again in the caller's thread, where it can be seen
             self.events.put(error)
         finally:
-            self.events.put(_Ended())
+            self.events.put(_ThreadEnded())
 
-    def _patiently(self, job: ResponseRequest, number: int, server: VllmApi) -> VllmResponse:
-        """A response, asked for again where the server did not give a whole one."""
-        end, reason = time.monotonic() + self._deadline, ""
-        for wait in (*RETRY_SECONDS, None):
-            try:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise ServerTimeout(f"no whole answer within {self._deadline:.0f} s{reason}")
-                answer = server.draw(job.prompt, self._sampling, job.seed, left, self._calls[number])
-                if self._vocabulary is not None and answer.tokens.max() >= self._vocabulary:
-                    raise ServerError(f"token id {answer.tokens.max()} is not in the model's vocabulary")
-                return answer
-            except ServerTimeout:
-                raise
-            except ServerError as error:
-                if wait is None:
+    def _response(self, request: ResponseRequest, lane: _ServerLane) -> VllmResponse:
+        """A response, asked for again if the server did not give a whole one."""
+        begun = time.monotonic()
+        end, reason = begun + self._engine.deadline, ""
+        lane.open[request.place] = begun
+        try:
+            for wait in (*RETRY_SECONDS, None):
+                try:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise ServerTimeout(
+                            f"{lane.api.url}: no whole answer within {self._engine.deadline:.3g} s{reason}"
+                        )
+                    found = lane.api.draw(
+                        request.prompt, self._sampling, request.seed, left, lane.connections, self._vocabulary
+                    )
+                    self._note_progress(lane, (time.monotonic() - begun) / len(found.tokens))
+                    return found
+                except ServerTimeout:
                     raise
-                reason = f" ({error})"
-                if self._stop[number].wait(min(wait, max(end - time.monotonic(), 0))):
-                    raise CallAborted from None
+                except ServerError as error:
+                    if wait is None:
+                        raise
+                    reason = f" ({error})"
+                    if lane.stop.wait(min(wait, max(end - time.monotonic(), 0))):
+                        raise CallAborted from None
+        finally:
+            del lane.open[request.place]
         raise AssertionError  # the last attempt returns or raises
+
+    def _note_progress(self, lane: _ServerLane, seconds_per_token: float) -> None:
+        lane.alive_at = time.monotonic()
+        self._seconds_per_token = max(self._seconds_per_token, seconds_per_token)

@@ -1,11 +1,13 @@
-"""A sampler over vLLM servers: whole responses only, from weights that are proven to be the newest."""
+"""Draws responses from vLLM servers: whole responses only, and only from weights that are proven to be the newest."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import pickle
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,90 +17,72 @@ from backends.interface import (
     BackendError,
     Collective,
     Completions,
-    Floats,
     Ids,
     OnFinished,
     PublishedWeights,
     RolloutRequest,
     starts_of,
 )
-from backends.vllm.api import ServerError, VllmApi, environment_words
+from backends.settings import EngineSection
+from backends.vllm.api import ServerError, VllmApi
 from backends.vllm.folder import servable
-from backends.vllm.launcher import ServerLauncher
+from backends.vllm.launcher import OnNotice, ServerLauncher
 from backends.vllm.request_pool import ResponseRequest, ServedResponse, draw
-from backends.vllm.weight_check import ProbeAnswers, WeightCheck
+from backends.vllm.server import VllmServer
+from backends.vllm.weight_check import TOLERANCES, WeightCheck
 
 ROUNDS = 4  # of drawing what is missing, before a rollout is given up
-RESTARTS = 3  # of our own server, without a rollout in between
-TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15}  # nats between engine and trainer, mean over a probe's tokens
-
-
-@dataclass(frozen=True)
-class VllmSettings:
-    """How responses are drawn with vLLM."""
-
-    urls: tuple[str, ...] = ()  # of running servers; none: one is launched
-    inbox: Path | None = None  # folder for published weights; None: the servers' own weights are drawn from
-    concurrency: int = 256  # requests at a time, for each server
-    deadline: float = 1800.0  # seconds for a response
-    return_seconds: float = 120.0  # that a server of somebody else's, which went away, has to come back
-    tolerance: float = TOLERANCES["float32"]  # nats
-    colocated: bool = False  # the server sleeps while the trainer works
-    vocabulary: int | None = None  # ids that the trainer's model can read
-
-
-@dataclass
-class VllmServer:
-    """A server, and what is known of it."""
-
-    api: VllmApi
-    version: int | None  # of the weights it is proven to hold; None: not known
-    answers: ProbeAnswers | None = None  # to the probe, when it was last proven
-    examined: bool = False
-    asleep: bool = False
-
-    def wake(self) -> None:
-        """Have its device's memory back. Raises ServerError."""
-        if self.asleep:
-            self.api.wake()
-            self.asleep = False
+RESTARTS = 3  # of our own server, without a complete rollout in between
+RETURN_SECONDS = 120.0  # in which a server that we did not start must come back
+RETRY_SECONDS = 0.5  # between two looks at whether it has
 
 
 class VllmSampler:
     """Draws responses from vLLM; see ``backends.interface.Sampler``.
 
-    PublishedWeights are verified after every load, and again after every rollout: a server that was started anew in
-    between has old ones, and its responses are drawn again. A response that was reported then is reported
-    once more, and the last holds. Only the first rank launches servers and loads weights.
+    Weights are verified after every load and again after every rollout. A server that was started again in between,
+    or was given other weights, is loaded once more and its responses are drawn again; such a response is reported to
+    ``on_finished`` a second time, and the later report counts. ``on_notice`` gets a line about each such event.
+
+    Several ranks draw their own rows from the same servers. All of them call ``connect``, ``load_weights`` and
+    ``rollout`` together. Only the first launches servers and loads weights, and after a rollout each server is
+    verified by one rank.
     """
 
     def __init__(
-        self, settings: VllmSettings, launcher: ServerLauncher | None = None, collective: Collective = SOLO
+        self,
+        engine: EngineSection,
+        launcher: ServerLauncher | None = None,
+        *,
+        inbox: Path | None = None,
+        dtype: str = "float32",
+        vocabulary: int | None = None,
+        ranks: Collective = SOLO,
+        on_notice: OnNotice = lambda line: None,
     ) -> None:
-        self.settings = settings
+        self.engine = engine
+        self.inbox = inbox  # the folder that the learner publishes into; None: the servers' own weights are drawn from
         self.version = -1
-        self._launcher = launcher
-        self._collective = collective
-        self._verifier = WeightCheck(settings.tolerance)
+        self._vocabulary = vocabulary  # ids that the trainer's model can read
+        self._launcher, self._ranks, self._on_notice = launcher, ranks, on_notice
+        self._check = WeightCheck(engine.tolerance or TOLERANCES.get(dtype, TOLERANCES["bfloat16"]))
         self._servers: list[VllmServer] = []
         self._weights: PublishedWeights | None = None
         self._restarts = 0
-
-    @property
-    def inbox(self) -> Path | None:
-        """The folder that the learner publishes into."""
-        return self.settings.inbox
+        self._name = f"delta-{os.urandom(4).hex()}"  # of this sampler, in labels of weights
 
     def connect(self, model: str | None = None) -> None:
-        """Reach the servers, or launch one on ``model``; raises BackendError."""
+        """Reach the servers, or launch one on ``model``. Raises BackendError."""
+        self._on_first(lambda: self._connect(model))
+
+    def _connect(self, model: str | None) -> None:
         if self._servers:
             return
         if self._launcher is not None:
             self._servers = [VllmServer(self._launcher.start(model), self.version)]
             return
-        patience = self.settings.deadline
-        self._servers = [VllmServer(VllmApi(url, patience=patience), self.version) for url in self.settings.urls]
-        for server in self._servers:
+        servers = [VllmServer(VllmApi(url, self.engine), self.version) for url in self.engine.url]
+        for server in servers:
             try:
                 server.api.check_version()
                 server.api.find_model()
@@ -106,6 +90,7 @@ class VllmSampler:
                 raise BackendError(
                     f"{server.api.url}: no vLLM answers there ({error}); start it, or set engine.launch = true"
                 ) from error
+        self._servers = servers
 
     def close(self) -> None:
         """End a server of our own."""
@@ -116,209 +101,193 @@ class VllmSampler:
     # -------------------------------------------------------------------------------- weights
 
     def load_weights(self, weights: PublishedWeights) -> None:
-        """Draw from these weights from now on; every server is asked whether it does."""
+        """Draw from these weights from now on, and prove of every server that it does."""
         if weights.version == self.version:
             return
         if weights.folder is None or weights.probe is None:
             raise BackendError("vLLM draws from published weights, and these were not written into its inbox")
         self._weights = weights
-        self._verifier.publish(weights)
-        failure: BackendError | None = None
-        if self._collective.rank == 0:
-            try:
-                self._load(weights.folder)
-            except BackendError as error:
-                failure = error
-        if self._collective.size > 1:
-            failure = self._follow(failure)
-        if failure is not None:
-            raise failure
+        self._check.publish(weights)
+        self._on_first(self._load)
         self.version = weights.version
 
-    def _load(self, published: Path) -> None:
-        folder, adapter = servable(published)
-        fresh = not self._servers and self._launcher is not None
-        self.connect(None if adapter else str(folder))
-        reason = ""
-        for server in self._servers:
-            server.version = None
-            try:
-                self._bring(server, holds_model=fresh)
-            except ServerError as error:
-                reason = f"{server.api.url}: {error}"
-        if all(server.version is None for server in self._servers):
-            self._servers[0] = self._again(self._servers[0], reason)
-
-    def _follow(self, failure: BackendError | None) -> BackendError | None:
-        """On every rank: what the first one found."""
-        held = [(server.api.url, server.api.model, server.version) for server in self._servers]
-        failure, held = from_first(self._collective, (failure, held))
-        if self._collective.rank > 0:
-            self._servers = [VllmServer(VllmApi(url, model), version, examined=True) for url, model, version in held]
-        return failure
-
-    def _bring(self, server: VllmServer, holds_model: bool = False) -> None:
-        """Have a server draw from the newest weights. Raises ServerError, and BackendError where it does not.
-
-        ``holds_model``: it was launched on the folder, so that a whole model needs no loading.
-        """
+    def _load(self) -> None:
         assert self._weights is not None
         assert self._weights.folder is not None
+        fresh = not self._servers and self._launcher is not None
         folder, adapter = servable(self._weights.folder)
-        server.wake()
-        if adapter or not holds_model:
-            server.api.load(folder, adapter)
-        answers = self._ask(server)
-        if fault := self._verifier.fault(answers, server.answers):
-            raise BackendError(
-                f"{server.api.url}: vLLM took version {self._weights.version} of the weights, it said, but {fault}; "
-                f"start it again on {folder}, or raise engine.tolerance where only the precision differs"
-            )
-        if not server.examined:
-            self._examine(server)
-        server.answers = self._verifier.remember(answers, server.answers)
-        server.version = self._weights.version
+        self._connect(None if adapter else str(folder))
+        reason = ""
+        for server in self._servers:
+            was_lost = server.lost
+            try:
+                self._bring(server, holds_model=fresh)
+                if was_lost:
+                    self._notice(f"{server.api.url}: draws again, from version {self._weights.version}")
+            except ServerError as error:
+                reason = str(error)
+                if not was_lost:
+                    self._notice(f"{reason}; the server is left until it takes weights again")
+                server.lose()
+        if all(server.version is None for server in self._servers):
+            self._servers[0] = self._bring_back(self._servers[0], reason)
 
-    def _examine(self, server: VllmServer) -> None:
+    def _bring(self, server: VllmServer, *, holds_model: bool = False) -> None:
         assert self._weights is not None
-        assert self._weights.probe is not None
-        if not server.api.is_tempered(self._weights.probe.sequences.prompts[0]):
-            raise BackendError(
-                f"{server.api.url}: tells log-probabilities that are not those at the sampling temperature; start it "
-                f"with {' '.join(environment_words())}"
-            )
-        server.examined = True
+        label = f"{self._name}-{self._weights.version}"
+        server.bring(self._weights, self._check, label, holds_model=holds_model)
 
-    def _ask(self, server: VllmServer) -> Floats:
-        """A server's answers to the probe, [N]."""
-        assert self._weights is not None
-        assert self._weights.probe is not None
-        probe = self._weights.probe.sequences
-        parts = [np.concatenate([prompt, probe.response(row)]) for row, prompt in enumerate(probe.prompts)]
-        return np.concatenate([server.api.score(part) for part in parts])
+    def _on_first(self, work: Callable[[], None]) -> None:
+        """Do something on the first rank; every rank then knows the servers as they are, or raises its exception."""
+        failure: Exception | None = None
+        if self._ranks.rank == 0:
+            try:
+                work()
+            except Exception as error:
+                if self._ranks.size == 1:
+                    raise
+                failure = error
+        known, self._servers = from_first(self._ranks, (_portable(failure), self._servers))
+        if failure := failure or known:
+            raise failure
+
+    def _notice(self, line: str) -> None:
+        if self._ranks.rank == 0:
+            self._on_notice(line)
 
     # -------------------------------------------------------------------------------- rollout
 
     def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
         """Draw ``samples`` responses for each prompt."""
-        sampling, report = request.sampling, on_finished or _ignore
+        sampling = request.sampling
         prompts = [prompt for prompt in request.prompts for _ in range(sampling.samples)]
-        rows = request.global_rows.tolist()
-        jobs = [ResponseRequest(place, prompts[place], seed_of(sampling.seed, row)) for place, row in enumerate(rows)]
+        seeds = [seed_of(sampling.seed, row) for row in request.global_rows.tolist()]
+        requests = [ResponseRequest(place, *both) for place, both in enumerate(zip(prompts, seeds, strict=True))]
         found: dict[int, ServedResponse] = {}
         reason = ""
         for _ in range(ROUNDS):
-            missing = [job for job in jobs if job.place not in found]
-            if not missing:
+            self._on_first(partial(self._revive, reason, request.interrupt))
+            missing = [each for each in requests if each.place not in found]
+            more, reason = self._draw(missing, request, on_finished or _ignore)
+            found |= more
+            if sum(self._ranks.gather(len(requests) - len(found))) == 0:
                 break
-            used = self._ready(reason, request.interrupt)
-            drawn, lost = draw(
-                [server.api for server in used],
-                missing,
-                sampling,
-                concurrency=self.settings.concurrency,
-                deadline=self.settings.deadline,
-                vocabulary=self.settings.vocabulary,
-                on_answer=report,
-                tick=request.interrupt,
-            )
-            reason = "; ".join(f"{used[number].api.url}: {why}" for number, why in lost.items()) or reason
-            found |= self._trusted(used, drawn, lost)
-        if len(found) < len(jobs):
+        else:
             raise BackendError(
-                f"vLLM: {len(jobs) - len(found)} of {len(jobs)} responses could not be drawn "
-                f"({reason or 'servers came back with old weights each time'}); go on with --resume when it is mended"
+                f"vLLM: responses are still missing after {ROUNDS} rounds ({len(requests) - len(found)} of "
+                f"{len(requests)} here; {reason}); go on with --resume when it is mended"
             )
         self._restarts = 0
         self._rest()
-        return self._completions(request, [found[place] for place in range(len(jobs))])
+        return self._completions(request, [found[place] for place in range(len(requests))])
 
-    def _trusted(
-        self, used: Sequence[VllmServer], drawn: dict[int, ServedResponse], lost: dict[int, str]
-    ) -> dict[int, ServedResponse]:
-        """What came from servers that have had the newest weights all along.
+    def _draw(
+        self, missing: Sequence[ResponseRequest], request: RolloutRequest, report: OnFinished
+    ) -> tuple[dict[int, ServedResponse], str]:
+        """One round: responses by place, from servers that have held the newest weights all along; why any is not used.
 
-        Our own server cannot be started anew without our knowing; others are asked, lost ones too.
+        Raises the exception of any rank.
         """
-        trusted = set()
-        for number, server in enumerate(used):
-            ours = self._launcher is not None and self._collective.size == 1
-            if self._weights is None or ours or self._holds(server):
-                trusted.add(number)
-            else:
-                server.version = None
-            if number in lost:
-                server.version = None
-        return {place: each for place, each in drawn.items() if each.server in trusted}
-
-    def _holds(self, server: VllmServer) -> bool:
+        used = [server for server in self._servers if server.version == self.version]
+        drawn: dict[int, ServedResponse] = {}
+        lost: dict[int, str] = {}
+        failure: Exception | None = None
         try:
-            return self._verifier.fault(self._ask(server), None) is None
-        except ServerError:
-            return False
+            apis = [server.api for server in used]
+            drawn, lost = draw(
+                apis, missing, request.sampling, self.engine, self._vocabulary, report, request.interrupt
+            )
+        except Exception as error:  # raised below, after the other ranks know of it
+            failure = error
+        rounds = self._ranks.gather((lost, _portable(failure)))
+        if failure := failure or next((error for _, error in rounds if error is not None), None):
+            raise failure
+        lost = {number: why for part, _ in rounds for number, why in part.items()}
+        doubts = self._doubts(used, lost)
+        for number, why in (doubts | lost).items():
+            used[number].lose()
+            then = "its responses are drawn again" if number in doubts else "its requests go to another server"
+            self._notice(f"{why}; {then}")
+        reason = next(iter((lost | doubts).values()), "")
+        return {place: each for place, each in drawn.items() if each.server not in doubts}, reason
 
-    def _ready(self, reason: str, interrupt: Callable[[], None]) -> list[VllmServer]:
-        """The servers that hold the newest weights, at least one: brought back where there is none."""
+    def _doubts(self, used: Sequence[VllmServer], lost: Mapping[int, str]) -> dict[int, str]:
+        """Why servers may not have held the newest weights all along, by number. Each rank asks some of the servers.
+
+        A server of our own cannot have been started again without our knowing, so one that died is believed.
+        """
+        found: dict[int, str] = {}
+        ours = self._launcher is not None
+        for number in range(self._ranks.rank, len(used), self._ranks.size):
+            if self._weights is None or (ours and number in lost):
+                continue
+            if doubt := used[number].doubt(self._weights, self._check, ours=ours):
+                found[number] = f"{used[number].api.url}: {doubt}"
+        return {number: why for part in self._ranks.gather(found) for number, why in part.items()}
+
+    def _revive(self, reason: str, interrupt: Callable[[], None]) -> None:
+        """See that at least one server holds the newest weights and is awake."""
         if not self._servers:
             raise BackendError("vLLM was asked for responses before it was given weights")
-        ready = []
         for server in self._servers:
             try:
                 if server.version == self.version:
                     server.wake()
-                    ready.append(server)
             except ServerError as error:
-                reason = f"{server.api.url}: {error}"
-        if not ready:
-            ready = self._servers[:1] = [self._again(self._servers[0], reason, interrupt)]
-        return ready
+                reason = str(error)
+                server.lose()
+        if not any(server.version == self.version for server in self._servers):
+            self._servers[0] = self._bring_back(self._servers[0], reason, interrupt)
 
-    def _again(self, server: VllmServer, reason: str, interrupt: Callable[[], None] = lambda: None) -> VllmServer:
-        """A server that was lost, with the newest weights: started anew where it is ours, else waited for."""
-        if self._collective.rank > 0:
-            raise BackendError(f"{server.api.url}: does not answer any more ({reason}); go on with --resume")
+    def _bring_back(self, server: VllmServer, reason: str, interrupt: Callable[[], None] = lambda: None) -> VllmServer:
+        """A server that was lost, with the newest weights: started again if it is ours, else waited for."""
         if self._launcher is None:
-            return self._await(server, reason, interrupt)
+            return self._wait_for(server, reason, interrupt)
         reason = self._launcher.ended() or reason
         self._restarts += 1
         if self._restarts > RESTARTS:
             raise BackendError(
                 f"vLLM was lost {RESTARTS + 1} times in a row: {reason}; go on with --resume when it is mended"
             )
-        server = VllmServer(self._launcher.start(), self.version, examined=server.examined)
+        self._notice(f"{reason}; vLLM is started again")
+        started = VllmServer(self._launcher.start(), self.version, examined=server.examined)
         if self._weights is not None:
             try:
-                self._bring(server, holds_model=True)
+                self._bring(started, holds_model=True)
             except ServerError as error:
                 raise BackendError(f"vLLM was started again, but {error}; its log is {self._launcher.log}") from error
-        return server
+        return started
 
-    def _await(self, server: VllmServer, reason: str, interrupt: Callable[[], None]) -> VllmServer:
-        """A server of somebody else's, once it answers again."""
-        end = time.monotonic() + self.settings.return_seconds
-        server.asleep = False  # it may have been started anew
+    def _wait_for(self, server: VllmServer, reason: str, interrupt: Callable[[], None]) -> VllmServer:
+        """A server that we did not start, once it answers again."""
+        seconds = min(self.engine.deadline, RETURN_SECONDS)
+        end = time.monotonic() + seconds
+        server.lose()
         while time.monotonic() < end:
             interrupt()
             try:
                 if self._weights is not None:
                     self._bring(server)
                 elif not server.api.healthy():
-                    raise ServerError("not up")
+                    raise ServerError(f"{server.api.url}: is not up")
                 else:
-                    server.version = self.version
+                    server.version, server.lost = self.version, False
                 return server
             except ServerError as error:
                 reason = str(error)
-                time.sleep(0.5)
+                time.sleep(RETRY_SECONDS)
         raise BackendError(
-            f"{server.api.url}: did not come back within {self.settings.return_seconds:.0f} s ({reason}); start it "
-            "again, then go on with --resume"
+            f"{server.api.url}: did not come back within {seconds:.3g} s ({reason}); start it again, then go on with "
+            "--resume"
         )
 
     def _rest(self) -> None:
-        """Give the device to the trainer."""
-        if not self.settings.colocated:
-            return
+        """Give the device to the trainer, if they share it."""
+        if self.engine.colocated:
+            self._ranks.barrier()  # another rank may still draw
+            self._on_first(self._sleep)
+
+    def _sleep(self) -> None:
         for server in self._servers:
             try:
                 server.api.sleep()
@@ -329,10 +298,10 @@ class VllmSampler:
                     "start it with --enable-sleep-mode"
                 ) from error
 
-    def _completions(self, request: RolloutRequest, drawn: Sequence[ServedResponse]) -> Completions:
-        tokens = [each.answer.tokens for each in drawn]
-        logprobs = np.concatenate([np.zeros(0, np.float32), *(each.answer.logprobs for each in drawn)])
-        if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which nobody asked for
+    def _completions(self, request: RolloutRequest, served: Sequence[ServedResponse]) -> Completions:
+        tokens = [each.response.tokens for each in served]
+        logprobs = np.concatenate([np.zeros(0, np.float32), *(each.response.logprobs for each in served)])
+        if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which is not the policy's
             logprobs = np.full_like(logprobs, np.nan)
         return Completions(
             tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
@@ -344,10 +313,19 @@ class VllmSampler:
 
 
 def seed_of(seed: int, row: int) -> int:
-    """The noise of a response is a function of the rollout's seed and the row in the whole batch alone."""
+    """The seed of one response: a function of the rollout's seed and the response's row in the whole batch alone."""
     digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
+def _portable(error: Exception | None) -> Exception | None:
+    """An exception that other processes can be sent."""
+    try:
+        found: Exception | None = pickle.loads(pickle.dumps(error))
+    except Exception:  # of a class that cannot be sent
+        return RuntimeError(repr(error))
+    return found
+
+
 def _ignore(place: int, tokens: Ids) -> None:
-    pass
+    """No-op callback."""

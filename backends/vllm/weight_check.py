@@ -1,4 +1,4 @@
-"""Whether an engine draws from the weights it was given: its answers to a probe against the trainer's."""
+"""Checks from its log-probabilities that a server draws from the weights that it was given."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import numpy as np
 
 from backends.interface import Floats, PublishedWeights
 
-STILL_SHARE = 0.25  # of the tolerance: an engine whose answers stay the same bit for bit may lag so far behind
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15}  # nats between server and trainer, mean over a probe's tokens
+STILL_SHARE = 0.25  # of the tolerance: how far the trainer may move while a server's answers stay the same to the bit
+
+
+@dataclass(frozen=True)
+class ProbeAnswers:
+    """A server's log-probabilities for the probe [N], and the version at which it first gave exactly these."""
+
+    logprobs: Floats
+    since: int
 
 
 @dataclass
 class WeightCheck:
-    """The trainer's answers to the probe, by version, and how far an engine's may be from them."""
+    """The trainer's log-probabilities for the probe, by version, and how far a server's may be from them."""
 
     tolerance: float  # nats, mean over the probe's tokens
     published: dict[int, Floats] = field(default_factory=dict)
@@ -25,19 +34,19 @@ class WeightCheck:
         self.newest = weights.version
         self.published[weights.version] = weights.probe.logprobs
 
-    def fault(self, answers: Floats, before: ProbeAnswers | None) -> str | None:
-        """What is wrong with an engine's answers [N], in a clause; None where they are those of the newest weights.
+    def fault(self, found: Floats, before: ProbeAnswers | None) -> str | None:
+        """What is wrong with a server's log-probabilities [N], as a clause; None if they fit the newest weights.
 
-        ``before`` are its last ones. Precision sets the tolerance, and an update in bfloat16 may be smaller:
-        then answers that are exactly the old ones, though the trainer's have moved, give the engine away.
+        ``before`` are its former ones. The tolerance allows for precision, and an update in bfloat16 may be smaller
+        than it. So answers that stay the same to the bit while the trainer's move are a fault, too.
         """
-        gaps = {version: _gap(answers, known) for version, known in self.published.items()}
+        gaps = {version: _gap(found, known) for version, known in self.published.items()}
         gap = gaps[self.newest]
         if gap > self.tolerance:
             nearest = min(gaps, key=lambda version: gaps[version])
             holds = f"are those of version {nearest}" if gaps[nearest] <= self.tolerance else "belong to no version"
             return f"its log-probabilities differ from the trainer's by {gap:.3g} nats on average and {holds}"
-        if before is not None and np.array_equal(answers, before.logprobs):
+        if before is not None and np.array_equal(found, before.logprobs):
             moved = _gap(self.published[self.newest], self.published[before.since])
             if moved > STILL_SHARE * self.tolerance:
                 return (
@@ -46,18 +55,10 @@ class WeightCheck:
                 )
         return None
 
-    def remember(self, answers: Floats, before: ProbeAnswers | None) -> ProbeAnswers:
-        """An engine's answers under the newest weights, and since when they have been these."""
-        unmoved = before is not None and np.array_equal(answers, before.logprobs)
-        return ProbeAnswers(answers, before.since if before is not None and unmoved else self.newest)
-
-
-@dataclass(frozen=True)
-class ProbeAnswers:
-    """An engine's answers to the probe [N], and the version at which it first gave just these."""
-
-    logprobs: Floats
-    since: int
+    def remember(self, found: Floats, before: ProbeAnswers | None) -> ProbeAnswers:
+        """A server's log-probabilities under the newest weights, and since when they have been exactly these."""
+        unmoved = before is not None and np.array_equal(found, before.logprobs)
+        return ProbeAnswers(found, before.since if before is not None and unmoved else self.newest)
 
 
 def _gap(one: Floats, other: Floats) -> float:

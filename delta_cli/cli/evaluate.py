@@ -25,10 +25,10 @@ from delta_cli.cli.sampler import EngineOption, PythonOption, engine_of, open_en
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from backends.settings import EngineSection
     from delta_cli.evaluation.evaluate import Benchmark
     from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
     from delta_cli.recipe import Recipe
-    from delta_cli.recipe.models import EngineSection
     from delta_cli.rewards.weighted import WeightedReward
     from delta_cli.runs.checkpoint_reference import CheckpointReference
 

@@ -12,7 +12,7 @@ from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from backends.interface import Sampler
-    from delta_cli.recipe.models import EngineSection
+    from backends.settings import EngineSection
     from delta_cli.runs.checkpoint_reference import CheckpointReference
 
 EngineOption = Annotated[
@@ -33,7 +33,7 @@ def engine_of(reference: CheckpointReference, engine: str | None, python: str | 
     """The recipe section that says what draws; raises UserError for a word that is none."""
     from pydantic import ValidationError
 
-    from delta_cli.recipe.models import EngineSection
+    from backends.settings import EngineSection
 
     changes: dict[str, object] = {} if python is None else {"python": python}
     if engine == "local":
@@ -56,7 +56,7 @@ def open_engine(
 ) -> tuple[Sampler, str]:
     """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
     from backends import registry
-    from delta_cli.rollout.open_sampler import open_evaluator
+    from delta_cli.rollout.open_vllm import open_evaluation_servers
 
     if engine.kind == "local":
         learner = registry.create(backend, reference.settings)
@@ -70,5 +70,5 @@ def open_engine(
     def on_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    opened = open_evaluator(engine, str(reference.settings.model.path), prompt + max_tokens, log, on_progress)
+    opened = open_evaluation_servers(engine, str(reference.settings.model.path), prompt + max_tokens, log, on_progress)
     return stack.enter_context(opened), "vllm"

@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from backends.settings import ROLLOUT_BATCH, MemoryBudget, Model, Optimizer, Parallel, Section, key
+from backends.settings import (
+    ROLLOUT_BATCH,
+    EngineSection,
+    MemoryBudget,
+    Model,
+    Optimizer,
+    Parallel,
+    Section,
+    key,
+)
 from delta_cli.credit.methods import PRESET_CREDIT
 from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.method import DeltaSection, MethodSection
@@ -159,57 +168,6 @@ class TrackingSection(Section):
         "none", "experiment tracker; each needs the pip extra of its name"
     )
     project: str = key("delta", "wandb and trackio: the project that the run appears in", min_length=1)
-
-
-class EngineSection(Section):
-    """What samples the responses: the trainer's own backend, or vLLM servers that load the new weights."""
-
-    kind: Literal["local", "vllm"] = key("local", "local: the trainer's backend; vllm: vLLM servers, see docs/vllm.md")
-    url: tuple[str, ...] = key((), "vllm: addresses of running servers, which requests are spread over", strict=False)
-    launch: bool = key(False, "vllm: start a server on this machine, and end it with the run")
-    python: str | None = key(None, "launch: Python of the environment that has vLLM; absent: this one")
-    arguments: tuple[str, ...] = key((), "launch: further options for vLLM's command line", strict=False)
-    memory: float | None = key(
-        None,
-        "launch: share of the GPU's memory the server may take; absent: vLLM's default, on a CPU half of what is free",
-        gt=0,
-        lt=1,
-    )
-    colocated: bool = key(False, "vllm: the server shares the trainer's GPU and frees it while the trainer works")
-    async_steps: int = key(
-        0, "vllm: batches sampled ahead, while the trainer updates on an earlier one", "batches", ge=0, le=1
-    )
-    concurrency: int = key(256, "vllm: requests to each server at a time", "requests", ge=1, le=4096)
-    deadline: float = key(1800.0, "vllm: longest wait for one response", "seconds", gt=0)
-    tolerance: float | None = key(
-        None,
-        "vllm: largest mean difference to the trainer's log-probabilities after new weights; absent: 0.001, with "
-        "bfloat16 0.15",
-        "nats",
-        gt=0,
-    )
-    inbox: str | None = key(
-        None, "vllm: folder for new weights; absent: in memory if there is room, otherwise in the run folder"
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.kind == "local":
-            changed = {name for name in self.model_fields_set - {"kind"} if getattr(self, name) != _default(name)}
-            if changed:
-                raise ValueError(f'engine.{min(changed)} applies to vLLM; set engine.kind = "vllm", or remove it')
-        elif self.launch == bool(self.url):
-            raise ValueError('engine.kind = "vllm" needs either engine.url of running servers or engine.launch = true')
-        if self.async_steps and self.colocated:
-            raise ValueError(
-                "engine.async_steps samples while the trainer works, so they cannot share a GPU; set "
-                "engine.colocated = false or engine.async_steps = 0"
-            )
-        return self
-
-
-def _default(name: str) -> Any:
-    return EngineSection.model_fields[name].default
 
 
 class Recipe(Section):

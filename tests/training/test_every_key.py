@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 
 from backends.interface import BackendError
 from backends.settings import BackendSettings
+from backends.vllm.command import server_command
 from delta_cli.assets import model_path
 from delta_cli.cli import app
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
@@ -473,26 +475,32 @@ def test_the_engines_settings(values: dict[str, Any], tmp_path: Path, monkeypatc
         "colocated": True,
         "concurrency": 53,
         "deadline": 91.5,
+        "stall": 17.5,
         "tolerance": 0.043,
         "inbox": str(tmp_path / "e-inbox"),
     }
-    made: list[tuple[Any, ...]] = []
+    made: list[tuple[Any, Any, Path]] = []
 
-    def make(*given: Any) -> Any:
-        made.append(given)
+    def make(engine: Any, launcher: Any, *, inbox: Path, **given: Any) -> Any:
+        made.append((engine, launcher, inbox))
         raise BackendError("far enough")
 
-    monkeypatch.setattr("backends.registry.vllm_sampler", make)
-    for more in ({}, {"launch": False, "python": None, "arguments": [], "memory": None, "url": ["http://e-url"]}):
+    monkeypatch.setattr("delta_cli.rollout.open_vllm.VllmSampler", make)
+    monkeypatch.setattr("delta_cli.rollout.open_vllm.ServerLauncher.check", lambda launcher: None)
+    for more in ({}, {"launch": False, "python": None, "arguments": [], "memory": None, "url": ["http://127.0.0.1"]}):
         changes = {f"engine__{name}": value for name, value in (keys | more).items() if value not in (None, [])}
         with pytest.raises(BackendError, match="far enough"):
             run(tmp_path / "run", small(values, **changes))
-    (settings, launch, python, *_), (others, nothing, *_) = made
-    assert (settings.concurrency, settings.deadline, settings.tolerance, settings.colocated) == (53, 91.5, 0.043, True)
-    assert settings.inbox == tmp_path / "e-inbox" / "model"
-    assert (launch.concurrency, launch.memory, launch.sleeps, launch.arguments) == (53, 0.37, True, ("--e-argument",))
-    assert python == "e-python"
-    assert (others.urls, nothing) == (("http://e-url",), None)
+    (engine, launcher, inbox), (other, nothing, _) = made
+    assert inbox == tmp_path / "e-inbox" / "model"
+    assert launcher.engine is engine, "the section goes whole to whatever uses it"
+    assert engine.model_dump(exclude={"url", "async_steps"}) == keys | {"arguments": ("--e-argument",)}
+    command = server_command("e-python", 1, launcher.served, engine, engine.memory, on_cpu=False)
+    named = dict(pairwise(command))
+    assert (named["--max-num-seqs"], named["--gpu-memory-utilization"]) == ("53", "0.37")
+    assert "--enable-sleep-mode" in command
+    assert command[-1] == "--e-argument"
+    assert (other.url, nothing) == (("http://127.0.0.1",), None)
 
 
 def test_the_tracker_and_its_project(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

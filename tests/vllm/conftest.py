@@ -12,8 +12,8 @@ import pytest
 
 from backends import registry
 from backends.interface import Completions, Engine, RolloutRequest, Sampling
-from backends.settings import BackendSettings
-from backends.vllm import VllmSampler, VllmSettings
+from backends.settings import BackendSettings, EngineSection
+from backends.vllm import VllmSampler
 from tests.conformance.tiny_model import EOS, VOCAB, write_model
 from tests.vllm.server import TestServer, serving
 
@@ -39,12 +39,28 @@ class Pair:
     server: TestServer
     sampler: VllmSampler
     url: str
+    servers: list[TestServer]
+    notices: list[str]
 
     def draw(self, **changes: Any) -> Completions:
         return self.sampler.rollout(replace(REQUEST, sampling=replace(SAMPLING, **changes)))
 
 
 Connect = Callable[..., Pair]
+
+
+def engine_at(*urls: str, **changes: Any) -> EngineSection:
+    """The section [engine] with servers at these addresses."""
+    return EngineSection(kind="vllm", url=urls, **({"deadline": 60.0} | changes))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries and looks that follow each other in hundredths of seconds."""
+    monkeypatch.setattr("backends.vllm.request_pool.RETRY_SECONDS", (0.01, 0.02, 0.05))
+    monkeypatch.setattr("backends.vllm.request_pool.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("backends.vllm.sampler.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("backends.vllm.launcher.POLL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -56,12 +72,13 @@ def connect(model: Path, tmp_path: Path) -> Iterator[Connect]:
 
         def make(servers: int = 1, **changes: Any) -> Pair:
             started = [stack.enter_context(serving(model)) for _ in range(servers)]
-            settings = VllmSettings(
-                tuple(url for _, url in started), tmp_path / "inbox", deadline=2.0, return_seconds=2.0, vocabulary=VOCAB
+            engine = engine_at(*(url for _, url in started), **changes)
+            notices: list[str] = []
+            sampler = VllmSampler(
+                engine, inbox=tmp_path / "inbox", dtype="float32", vocabulary=VOCAB, on_notice=notices.append
             )
-            sampler = VllmSampler(replace(settings, **changes))
             sampler.connect()
-            return Pair(started[0][0], sampler, started[0][1])
+            return Pair(started[0][0], sampler, started[0][1], [server for server, _ in started], notices)
 
         yield make
 

@@ -11,7 +11,8 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,9 +29,11 @@ from backends.settings import BackendSettings
 from delta_cli.data.tokenizer import Tokenizer
 
 COMPLETIONS, RELOAD, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
+SET_LABEL, LABEL, METRICS = "/update_weight_version", "/weight_info", "/metrics"
 VERSION = "0.32.0"
+STARTED = "default"  # vLLM 0.32's label for the weights it was started with (v1/engine/core.py)
 
-Json = dict[str, Any]
+JsonBody = dict[str, Any]
 
 
 @dataclass
@@ -64,12 +67,14 @@ class TestServer:
     version: str = VERSION
     tempered: bool = True  # log-probabilities at the sampling temperature
     seen: list[str] = field(default_factory=list)  # routes, as they were called
-    calls: list[tuple[str, str, Json]] = field(default_factory=list)  # authorization, route and body of each
+    calls: list[tuple[str, str, JsonBody]] = field(default_factory=list)  # authorization, route and body of each
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self.released = threading.Event()  # lets go of calls that hang
         self.paused = self.asleep = False
+        self.label = STARTED
+        self.made = 0.0  # tokens
         self.http: ThreadingHTTPServer | None = None
         self.engine = self._load(self.model)
 
@@ -78,11 +83,11 @@ class TestServer:
 
     def restart(self) -> None:
         """As a supervisor does: on the weights it was started with."""
-        self.engine = self._load(self.model)
+        self.engine, self.label = self._load(self.model), STARTED
 
     # --------------------------------------------------------------------------------- routes
 
-    def answer(self, route: str, query: str, body: Json) -> tuple[int, Any]:
+    def answer(self, route: str, query: str, body: JsonBody) -> tuple[int, Any]:
         """Status and body."""
         with self.lock:
             self.seen.append(route)
@@ -94,6 +99,13 @@ class TestServer:
                 return 200, {"version": self.version}
             if route == "/v1/models":
                 return 200, {"data": [{"id": "served"}]}
+            if route == LABEL:
+                return 200, {"weight_version": self.label}
+            if route == SET_LABEL:
+                self.label = body["new_version"]
+                return 200, {"success": True, "new_version": self.label}
+            if route == METRICS:
+                return 200, f'# HELP\nvllm:generation_tokens_total{{engine="0"}} {self.made}\n'.encode()
             if route == RELOAD:
                 assert self.paused, "weights change while responses are drawn"
                 assert body["method"] == "reload_weights"
@@ -105,7 +117,7 @@ class TestServer:
                 return 200, {"choices": [self._complete(body)]}
             return 404, {"error": {"message": "Not Found"}}
 
-    def _complete(self, body: Json) -> Json:
+    def _complete(self, body: JsonBody) -> JsonBody:
         prompt = np.array(body["prompt"], np.int64)
         if body.get("prompt_logprobs") is not None:
             logprobs = self._score(prompt, 1.0)
@@ -125,6 +137,7 @@ class TestServer:
         )
         drawn = self.engine.rollout(RolloutRequest((prompt,), sampling))
         tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        self.made += len(tokens)
         if not self.tempered:
             both = np.concatenate([prompt, drawn.tokens])
             logprobs = self._score(both, 1.0)[-len(tokens) :].tolist()
@@ -142,36 +155,65 @@ class TestServer:
         return np.asarray(self.engine.score(sequences).logprobs)
 
 
-def spoilt(kind: str, answer: Json) -> Json:
+def _set(*path: Any, to: Any) -> Callable[[JsonBody], None]:
+    """Put something in the place of a field of a choice; a callable is given what was there."""
+
+    def spoil(choice: JsonBody) -> None:
+        holder: Any = choice
+        for step in path[:-1]:
+            holder = holder[step]
+        holder[path[-1]] = to(holder[path[-1]]) if callable(to) else to
+
+    return spoil
+
+
+def _both(change: Callable[[list[Any]], list[Any]]) -> Callable[[JsonBody], None]:
+    """Change tokens and log-probabilities alike."""
+
+    def spoil(choice: JsonBody) -> None:
+        choice["token_ids"] = change(choice["token_ids"])
+        choice["logprobs"]["token_logprobs"] = change(choice["logprobs"]["token_logprobs"])
+
+    return spoil
+
+
+LOGPROBS, FIRST = ("logprobs", "token_logprobs"), ("logprobs", "token_logprobs", 0)
+SPOILT: dict[str, Callable[[JsonBody], None]] = {  # what can be wrong with a choice
+    "fewer tokens": _both(lambda values: values[:-1]),
+    "no tokens": _both(lambda values: []),
+    "more tokens": _both(lambda values: values * 40),
+    "fewer logprobs": _set(*LOGPROBS, to=lambda values: values[:-1]),
+    "no ids": lambda choice: choice.__delitem__("token_ids"),
+    "no logprobs": _set("logprobs", to=None),
+    "foreign id": _set("token_ids", 0, to=10**6),
+    "huge id": _set("token_ids", 0, to=2**70),
+    "negative id": _set("token_ids", 0, to=-1),
+    "id in a list": _set("token_ids", 0, to=[7]),
+    "id as text": _set("token_ids", 0, to="7"),
+    "ids as text": _set("token_ids", to="7 8"),
+    "positive logprob": _set(*FIRST, to=0.5),
+    "not a number": _set(*FIRST, to=float("nan")),
+    "impossible token": _set(*FIRST, to=-9999.0),
+    "endless logprob": _set(*FIRST, to=-(10**400)),
+    "logprob as text": _set(*FIRST, to="-1"),
+    "logprob in a list": _set(*FIRST, to=[-1.0]),
+    "no top logprobs": _set("logprobs", "top_logprobs", to=[]),
+}
+
+
+def spoilt(kind: str, answer: JsonBody) -> JsonBody:
     """An answer with something wrong in it."""
     choice = answer["choices"][0]
-    if not choice.get("logprobs"):  # of a look whether the server is there
+    if kind == "strange prompt logprobs" and "prompt_logprobs" in choice:
+        choice["prompt_logprobs"][1] = {"seven": {"logprob": -1.0}}
+    if not choice.get("logprobs"):  # the answer to a probe
         return answer
-    tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-    if kind == "fewer tokens":
-        choice["token_ids"], choice["logprobs"]["token_logprobs"] = tokens[:-1], logprobs[:-1]
-    elif kind == "no tokens":
-        choice["token_ids"], choice["logprobs"]["token_logprobs"] = [], []
-    elif kind == "fewer logprobs":
-        choice["logprobs"]["token_logprobs"] = logprobs[:-1]
-    elif kind == "more tokens":
-        choice["token_ids"], choice["logprobs"]["token_logprobs"] = tokens * 40, logprobs * 40
-    elif kind == "no ids":
-        del choice["token_ids"]
-    elif kind == "no logprobs":
-        choice["logprobs"] = None
-    elif kind == "foreign id":
-        choice["token_ids"] = [10**6, *tokens[1:]]
-    elif kind == "positive logprob":
-        choice["logprobs"]["token_logprobs"] = [0.5, *logprobs[1:]]
-    elif kind == "not a number":
-        choice["logprobs"]["token_logprobs"] = [float("nan"), *logprobs[1:]]
-    elif kind == "impossible token":
-        choice["logprobs"]["token_logprobs"] = [-9999.0, *logprobs[1:]]
-    elif kind == "no choice":
+    if kind == "no choice":
         answer["choices"] = []
     elif kind == "two choices":
         answer["choices"] = [choice, choice]
+    elif kind in SPOILT:
+        SPOILT[kind](choice)
     return answer
 
 
@@ -191,13 +233,17 @@ def handler_of(server: TestServer) -> type[BaseHTTPRequestHandler]:
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._answer(kind, parts.path, parts.query, json.loads(raw or b"{}"))
 
-        def _answer(self, kind: str | None, route: str, query: str, body: Json) -> None:
+        def _answer(self, kind: str | None, route: str, query: str, body: JsonBody) -> None:
             if kind == "reset":
                 self.connection.close()
                 return
             if kind == "die":
                 print("torch.OutOfMemoryError: out of memory", flush=True)
                 os._exit(1)
+            if kind == "slow":  # a token now and then
+                for _ in range(15):
+                    time.sleep(0.05)
+                    server.made += 1
             if kind == "hang":
                 server.released.wait()
                 return
@@ -217,6 +263,8 @@ def handler_of(server: TestServer) -> type[BaseHTTPRequestHandler]:
             status, found = server.answer(route, query, body)
             if kind == "not json":
                 self._send(status, b"<html>busy</html>")
+            elif kind == "deep json":
+                self._send(status, b"[" * 10**5)
             elif kind == "a list":
                 self._send(status, b"[]")
             elif kind in ("cut", "drip"):

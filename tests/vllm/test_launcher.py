@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from backends.interface import BackendError
-from backends.vllm import LaunchOptions, ServerLauncher, die_with_parent
-from backends.vllm.api import ON_CPU
+from backends.settings import EngineSection
+from backends.vllm import ServedModel, ServerLauncher, die_with_parent
+from backends.vllm.command import ON_CPU
 from tests.vllm.server import VERSION
 
 MEMORY = Path("/proc/meminfo")
@@ -48,15 +49,14 @@ def start(folder: Path, distribution: str, memory: float | None = None) -> None:
     info = folder / "site" / f"{distribution.replace('-', '_')}-{VERSION}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {VERSION}\n")
-    launcher = ServerLauncher(
-        LaunchOptions("model", "float32", 64, 4, memory=memory), sys.executable, folder / "vllm.log"
-    )
+    engine = EngineSection(kind="vllm", launch=True, python=sys.executable, concurrency=4, memory=memory)
+    launcher = ServerLauncher(ServedModel("model", "float32", 64), engine, folder / "vllm.log")
     launcher.check()
     launcher.start()
 
 
 @pytest.mark.parametrize(("code", "ended"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
-def test_the_guard_ends_as_its_command_does(code: str, ended: int) -> None:
+def test_die_with_parent_ends_as_its_command_does(code: str, ended: int) -> None:
     """While its parent lives: the thread that waits for the parent's end must not hold it up."""
     command = [sys.executable, die_with_parent.__file__, sys.executable, "-c", f"import os, sys; {code}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -15,10 +15,10 @@ from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.seeds import derive
 from tests.harness import write_model
 from tests.parallel.test_runs import ENVIRONMENT, KEYS, ROOT, assert_close, command
-from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, TestServer, serving
+from tests.vllm.server import COMPLETIONS, LABEL, PAUSE, RELOAD, RESUME, SET_LABEL, TestServer, serving
 
 Drawn = Counter[tuple[int, tuple[int, ...]]]
-LOADING = {PAUSE, RELOAD, "/reset_prefix_cache", RESUME}
+LOADING = {PAUSE, RELOAD, "/reset_prefix_cache", SET_LABEL, RESUME}
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,6 @@ def test_two_ranks_draw_what_one_process_draws(model: Path, tmp_path: Path) -> N
     routes = [Counter(route for key, route, _ in together.calls if key == f"Bearer {rank}") for rank in (0, 1)]
     assert not LOADING & routes[1].keys(), "a rank other than the first loads weights"
     assert {routes[0][route] for route in LOADING} == {alone.seen.count(RELOAD)}
+    assert LABEL not in routes[1], "one rank asks a server which weights it has"
+    assert routes[0][LABEL] == alone.seen.count(LABEL) > 0
+    assert not any("prompt_logprobs" in body for key, _, body in together.calls if key == "Bearer 1")

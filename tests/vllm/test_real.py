@@ -13,8 +13,8 @@ import pytest
 
 from backends import registry
 from backends.interface import Engine, RolloutRequest, Sampling, Sequences
-from backends.settings import BackendSettings, Lora
-from backends.vllm import LaunchOptions, ServerLauncher, VllmSampler, VllmSettings
+from backends.settings import BackendSettings, EngineSection, Lora
+from backends.vllm import ServedModel, ServerLauncher, VllmSampler
 from delta_cli.data.tokenizer import Tokenizer
 from tests.conformance.oracle import cut_down
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
@@ -53,10 +53,11 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     dora = request.param.endswith("dora")  # which vLLM does not know: it gets the whole model
     lora = Lora(rank=8, dora=dora) if dora or request.param.endswith("lora") else None
     trainer = registry.create("cpu", BackendSettings.of(model, lora=lora))
-    launch = LaunchOptions(model, "float32", 512, 64, lora_rank=lora.rank if lora and not dora else None)
-    launcher = ServerLauncher(launch, PYTHON, folder / "vllm.log", print)
+    engine = EngineSection(kind="vllm", launch=True, python=PYTHON, concurrency=64, tolerance=CLOSE)
+    served = ServedModel(model, "float32", 512, lora_rank=lora.rank if lora and not dora else None)
+    launcher = ServerLauncher(served, engine, folder / "vllm.log", print)
     launcher.check()
-    sampler = VllmSampler(VllmSettings(inbox=folder / "inbox", tolerance=CLOSE, vocabulary=VOCABULARY), launcher)
+    sampler = VllmSampler(engine, launcher, inbox=folder / "inbox", vocabulary=VOCABULARY)
     sampler.load_weights(trainer.publish(sampler.inbox))
     yield Setup(trainer, sampler, Tokenizer.load(model), 2 * CLOSE if dora else CLOSE)  # merging rounds once more
     sampler.close()

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from backends.interface import BackendError, Engine, PublishedWeights, RolloutRequest, Sequences
-from backends.vllm import VllmSampler, VllmSettings
+from backends.vllm import VllmSampler
 from backends.vllm.sampler import seed_of
 from delta_cli.data.tokenizer import Tokenizer
 from tests.conformance.oracle import Oracle, cut_down
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
 from tests.conformance.tiny_model import VOCAB
-from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, move, publish, same
-from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, Fault, serving
+from tests.vllm.conftest import PROMPTS, REQUEST, SAMPLING, Connect, engine_at, move, publish, same
+from tests.vllm.server import COMPLETIONS, PAUSE, RELOAD, RESUME, SET_LABEL, Fault, serving
 
 
 def sequences(drawn: object, sampling: object = SAMPLING) -> Sequences:
@@ -77,7 +77,7 @@ def test_a_server_that_goes_on_a_token_too_long_is_cut(connect: Connect, trainer
     api, stop = pair.sampler._servers[0].api, Tokenizer.load(str(model)).stop_text(("2 t", "7 t1"))
     expected = pair.draw(stop=stop)
     ask = api._complete
-    api._complete = lambda request, *more: ask({**request, "stop": []}, *more)  # type: ignore[method-assign]
+    api._complete = lambda request, *more, **named: ask({**request, "stop": []}, *more, **named)  # type: ignore[method-assign]
     assert same(pair.draw(stop=stop), expected)
 
 
@@ -102,7 +102,7 @@ def test_weights_change_between_pause_and_resume(connect: Connect, trainer: Engi
     pair = connect()
     publish(trainer, pair.sampler)
     routes = [route for route in pair.server.seen if route != COMPLETIONS]
-    assert routes == ["/version", "/v1/models", PAUSE, RELOAD, "/reset_prefix_cache", RESUME]
+    assert routes == ["/version", "/v1/models", PAUSE, RELOAD, "/reset_prefix_cache", SET_LABEL, RESUME]
     seen = len(pair.server.seen)
     publish(trainer, pair.sampler)
     assert len(pair.server.seen) == seen, "weights that are there already are loaded again"
@@ -113,7 +113,7 @@ def test_a_load_that_did_nothing_is_told_with_the_version_held(connect: Connect,
     publish(trainer, pair.sampler)
     move(trainer)
     pair.server.faults.append(Fault(RELOAD, "ignores"))
-    with pytest.raises(BackendError, match=r"took version 1 of the weights, it said, but .* are those of version 0"):
+    with pytest.raises(BackendError, match=r"loaded version 1 of the weights, but .* are those of version 0"):
         publish(trainer, pair.sampler)
     assert pair.sampler.version == 0
 
@@ -168,6 +168,7 @@ def test_logprobs_of_a_truncated_distribution_are_not_told(
     assert np.isnan(pair.draw(**truncation).logprobs).all()
 
 
+@pytest.mark.parametrize("model", ["tied"], indirect=True)
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
 def test_what_truncates_arrives(connect: Connect, trainer: Engine, truncation: dict[str, Any]) -> None:
     """Single tokens, by the oracle of the local engines: what is taken away never comes, the rest as it should."""
@@ -183,13 +184,13 @@ def test_what_truncates_arrives(connect: Connect, trainer: Engine, truncation: d
 
 def test_other_versions_are_refused(model: Path) -> None:
     with serving(model, version="0.31.1") as (_, url), pytest.raises(BackendError, match=r"is vLLM 0\.31\.1.*0\.32"):
-        VllmSampler(VllmSettings((url,))).connect()
+        VllmSampler(engine_at(url)).connect()
 
 
 @pytest.mark.parametrize(("url", "said"), [("http://127.0.0.1:9", "no vLLM answers"), ("localhost:8000", "http://")])
 def test_a_server_that_is_not_there(url: str, said: str) -> None:
     with pytest.raises(BackendError, match=said):
-        VllmSampler(VllmSettings((url,))).connect()
+        VllmSampler(engine_at(url)).connect()
 
 
 def test_a_stop_ends_the_drawing_at_once(connect: Connect, trainer: Engine) -> None:
@@ -227,4 +228,4 @@ def test_weights_that_were_not_written_are_refused(connect: Connect) -> None:
     with pytest.raises(BackendError, match="inbox"):
         connect().sampler.load_weights(PublishedWeights(3))
     with pytest.raises(BackendError, match="before it was given weights"):
-        VllmSampler(VllmSettings()).rollout(REQUEST)
+        VllmSampler(engine_at("http://127.0.0.1:9")).rollout(REQUEST)

@@ -157,10 +157,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
     """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
-    changes = {"engine__kind": "vllm", "engine__deadline": 3.0, "engine__async_steps": ahead, "checkpoint__every": 1}
+    changes = {"engine__kind": "vllm", "engine__deadline": 1.5, "engine__async_steps": ahead, "checkpoint__every": 1}
     with serving(model) as (server, url):
         server.faults.append(Fault(RELOAD, "status 500 out of memory", after=3, times=-1))
-        with pytest.raises(BackendError, match=r"did not come back within 3 s .*--resume"):
+        with pytest.raises(BackendError, match=r"did not come back within 1\.5 s .*--resume"):
             train(make_recipe(model, engine__url=[url], **changes), tmp_path / "run")
         server.faults.clear()
     with serving(model) as (_, url):
@@ -196,7 +196,7 @@ def test_the_correction_is_on_by_default(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_vllm_is_told_at_once(model: Path, tmp_path: Path) -> None:
-    for python, said in ((sys.executable, "has no vllm"), (str(tmp_path / "python"), "is no Python")):
+    for python, said in ((sys.executable, "has no vllm"), (str(tmp_path / "python"), "is not a Python")):
         recipe = make_recipe(model, engine__kind="vllm", engine__launch=True, engine__python=python)
         with pytest.raises(BackendError, match=said):
             train(recipe, tmp_path / "run")
