@@ -136,7 +136,7 @@ class ProgramServer:
             arguments = decode(request["arguments"], self.resolve)
             value = self.do(request["do"], self.objects[request["object"]], arguments, request)
             reply = {"value": encode(value, self.keep)}
-            if request["do"] == "call" and value is None:
+            if request["do"] == "call" and reply["value"] is None:
                 reply["arguments"] = encode(arguments, self.keep)
             return reply
         except Exception as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import random
+import re
 import socket
+import subprocess
+import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,16 @@ from delta_cli.errors import UserError
 from delta_cli.rewards import code_reward
 from delta_cli.rewards.code import sandbox
 from delta_cli.rewards.code.sandbox import find_sandbox
+from tests.rewards.code import forged, hostile
+from tests.rewards.code.forged import BATTERIES, RIGHT, RIGHT_RECORD, SECRET
+from tests.rewards.code.hostile_programs import PROGRAMS
+from tests.rewards.code.hostile_values import LAST, VALUES
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-_SPEC = importlib.util.spec_from_file_location("hostile", Path(__file__).with_name("hostile.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-hostile = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(hostile)
-
-SECONDS = 1.0
-SECRET = 987654321012345  # the expected answer: only a program that found it out can give it
+SECONDS = 0.5  # for an attack, which has done its worst by then or goes on for ever
+LONG_SECONDS = 1.0
+AT_ONCE = 4
 FORMS: dict[str, dict[str, Any]] = {
     "asserts": {"type": "asserts", "code": f"assert f(3) == {SECRET}\nassert f(4) == {SECRET + 1}"},
     "calls": {
@@ -57,17 +59,23 @@ FORMS: dict[str, dict[str, Any]] = {
     },
 }
 
-# A program: what f does when it is called, or a whole one.
-PROGRAMS = {
-    **{
-        name: f"def f(x):\n{textwrap.indent(body.strip(), '    ')}\n    return 7"
-        for name, body in hostile.ATTACKS.items()
-    },
-    **hostile.CHEATS,
+ATTACKS = {
+    name: f"def f(x):\n{textwrap.indent(body.strip(), '    ')}\n    return 7" for name, body in hostile.ATTACKS.items()
 }
+# A program whose f returns one of VALUES, by its number from 1000 on.
+OF_VALUES = f"""
+MAKERS = []
+for source in {list(VALUES.values())!r}:
+    scope = {{}}
+    exec(source, scope)
+    MAKERS.append(scope["A"])
+def f(x):
+    number = x[0] if isinstance(x, list) else x
+    return {SECRET} if number == 3 else MAKERS[number - 1000]()
+"""
 
 
-def run(code: str, form: str, seconds: float = SECONDS) -> float:
+def run(code: str, form: str, seconds: float) -> float:
     main = "if __name__ == '__main__': print(f(int(input())))"
     return code_reward(f"```python\n{hostile.IMPORTS}{code}\n{main}\n```", FORMS[form], seconds=seconds)
 
@@ -104,33 +112,115 @@ def _nothing_is_left() -> Iterator[None]:
     assert not left
 
 
-def _attack(name: str, form: str) -> tuple[float, float]:
-    """What the program earned, and how long it took."""
-    started = time.monotonic()
-    return run(PROGRAMS[name], form), time.monotonic() - started
+def survivors(programs: Mapping[str, tuple[str, str]], seconds: float) -> dict[str, tuple[float, float]]:
+    """Of programs with their forms: those that earned anything or took too long, with the reward and the time."""
+
+    def attack(program: tuple[str, str]) -> tuple[float, float]:
+        started = time.monotonic()
+        return run(*program, seconds), time.monotonic() - started
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = zip(programs, pool.map(attack, programs.values()), strict=True)
+        return {name: (reward, took) for name, (reward, took) in results if reward or took > seconds + 9}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_attack_is_contained_and_earns_nothing(name: str) -> None:
-    form = sorted(FORMS)[sorted(PROGRAMS).index(name) % len(FORMS)]
-    earned, seconds = _attack(name, form)
-    assert earned == 0.0
-    assert seconds < SECONDS + 3
+def in_one_form(programs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Each with another form than the next."""
+    return {name: (code, sorted(FORMS)[place % len(FORMS)]) for place, (name, code) in enumerate(programs.items())}
+
+
+def test_attacks_are_contained_and_earn_nothing() -> None:
+    assert len(ATTACKS) + len(hostile.CHEATS) >= 100
+    assert survivors(in_one_form(ATTACKS), SECONDS) == {}
+
+
+def test_cheats_earn_nothing() -> None:
+    assert survivors(in_one_form(hostile.CHEATS), 4.0) == {}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_every_attack_in_every_form(form: str) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        results = dict(zip(PROGRAMS, pool.map(lambda name: _attack(name, form), PROGRAMS), strict=True))
-    assert len(results) >= 100
-    assert {name: result for name, result in results.items() if result[0] or result[1] > SECONDS + 9} == {}
+    programs = {**ATTACKS, **hostile.CHEATS}
+    assert survivors({name: (code, form) for name, code in programs.items()}, LONG_SECONDS) == {}
+
+
+def share(code: str, tests: str, seconds: float = 20) -> float:
+    """The share of the checks that a program passes."""
+    return code_reward(f"```python\n{code}\n```", {"type": "asserts", "code": tests}, mode="share", seconds=seconds)
+
+
+def test_batteries_pass_for_the_right_program() -> None:
+    for name, tests in BATTERIES.items():
+        assert share(RIGHT_RECORD if name == "record" else RIGHT, tests) == 1.0, name
+
+
+def test_no_hostile_value_passes_a_check_of_another() -> None:
+    """Every value meets a dozen checks, all in one run, whose last check shows that it got to the end."""
+    rng = random.Random(0)
+    checks = [text for text in forged.single_tests(["number", "list", "unittest"]) if "f(x)" not in text]
+    texts: list[str] = []
+    for number in (1000 + place for place, name in enumerate(VALUES) if name not in LAST):
+        for text in rng.sample(checks, 12):
+            place, called = len(texts), text.replace("f([3, 4])", f"f([{number}])").replace("f(3)", f"f({number})")
+            texts.append(re.sub(r"def test_|class Test|class T\b", rf"\g<0>{place}", called))
+    tests = "\n".join([*texts, "assert f(3) == S"])
+    assert share(OF_VALUES, tests, 60) == 1 / (len(texts) + 1)
+
+
+def test_values_that_end_the_run_pass_nothing() -> None:
+    assert {name: reward for name, reward in of_values(LAST, "number", 1.5).items() if reward} == {}
+
+
+def of_values(names: Iterable[str], battery: str, seconds: float) -> dict[str, float]:
+    """What each value earns in a battery, as whatever is called there."""
+    codes = [f"{VALUES[name]}\ndef f(x): return A()\nP = apply = sorted = lambda *a, **k: A()" for name in names]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(names, pool.map(lambda code: share(code, BATTERIES[battery], seconds), codes), strict=True))
+
+
+@pytest.mark.parametrize("battery", PROGRAMS)
+def test_hostile_programs_pass_nothing_of_their_battery(battery: str) -> None:
+    def earned(name: str) -> float:
+        return share(PROGRAMS[battery][name], BATTERIES[battery], 1.5)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        rewards = dict(zip(PROGRAMS[battery], pool.map(earned, PROGRAMS[battery]), strict=True))
+    assert {name: reward for name, reward in rewards.items() if reward} == {}
+
+
+def forge(seed: int, count: int, stride: int) -> list[str]:
+    """What ``forged.py`` finds: how often the right answer earned the reward, and all others that did."""
+    command = [sys.executable, "-m", "tests.rewards.code.forged", str(seed), str(count), str(stride)]
+    path = os.pathsep.join(["", *sys.path])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_forged_answers_earn_nothing_and_true_ones_do() -> None:
+    assert forge(0, 300, 8) == ["the right answer: 42 of 42"]
+
+
+@pytest.mark.long
+def test_many_forged_answers_earn_nothing() -> None:
+    assert len(forge(10**6, 20_000, 1)) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("battery", BATTERIES)
+def test_every_program_and_value_with_every_battery(battery: str) -> None:
+    """Nothing of a battery is so weak that a wrong program could pass it by right."""
+    programs = {name: code for each in PROGRAMS.values() for name, code in each.items()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        rewards = pool.map(lambda code: share(code, BATTERIES[battery], 3), programs.values())
+    earned = dict(zip(programs, rewards, strict=True)) | of_values(VALUES, battery, 3)
+    assert {name: reward for name, reward in earned.items() if reward} == {}
 
 
 def test_the_answer_itself_earns_everything() -> None:
     for form in sorted(FORMS.keys() - {"loop"}):
-        assert run(f"def f(x): return {SECRET - 3} + x", form, seconds=20) == 1.0
-    assert run(f"def f(x): return x if x == [1] else {SECRET - 3} + x", "loop", seconds=20) == 1.0
+        assert run(f"def f(x): return {SECRET - 3} + x", form, 20) == 1.0
+    assert run(f"def f(x): return x if x == [1] else {SECRET - 3} + x", "loop", 20) == 1.0
 
 
 def test_writes_nothing_outside(tmp_path: Path) -> None:
