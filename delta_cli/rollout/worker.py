@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from backends.arrays import Ids
 from backends.collective import SOLO, any_of
@@ -21,6 +20,7 @@ from backends.interface import (
     Sampling,
     Sequences,
     starts_of,
+    token_index,
 )
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think, render
@@ -57,14 +57,7 @@ class PendingRollout:
         verdicts = on_all_ranks(self.ranks, lambda: tuple(map(self._await, self.verdicts)))
         completions, texts = self.completions, self.texts
         if self.ranks.size > 1:
-            shared = replace(completions, features=None)
-            parts = self.ranks.gather((self.rows, shared, texts, verdicts))
-            order = np.argsort(np.concatenate([rows for rows, *_ in parts]))
-            texts = _reordered([text for _, _, texts, _ in parts for text in texts], order)
-            verdicts = _reordered([verdict for *_, each in parts for verdict in each], order)
-            without_features = any_of(self.ranks, completions.features is None)
-            features = None if without_features else completions.features
-            completions = replace(_joined([each for _, each, *_ in parts], order), features=features)
+            completions, texts, verdicts = self._exchange(verdicts)
         return RolloutBatch(
             problems=self.problems,
             sequences=Sequences(
@@ -81,6 +74,33 @@ class PendingRollout:
             engine_entropies=completions.entropies,
             features=None if completions.features is None else LocalFeatures(self.rows, completions.features),
         )
+
+    def _exchange(self, verdicts: tuple[Verdict, ...]) -> tuple[Completions, tuple[str, ...], tuple[Verdict, ...]]:
+        """The responses of all ranks in order: numbers per token as one sum of arrays, the rest as objects."""
+        own = self.completions
+        has_entropies, has_features = own.entropies is not None, own.features is not None
+        facts = (self.rows, np.diff(own.starts), own.truncated, self.texts, verdicts, own.version)
+        parts = self.ranks.gather((facts, has_entropies, has_features))
+        facts_of_ranks = [facts for facts, *_ in parts]
+        order = np.argsort(np.concatenate([facts[0] for facts in facts_of_ranks]))
+        starts = starts_of(np.concatenate([facts[1] for facts in facts_of_ranks])[order])
+        index = token_index(starts, self.rows)
+        columns = [own.tokens, own.logprobs, *([own.entropies] if all(each[1] for each in parts) else [])]
+        values = np.zeros((len(columns), int(starts[-1])), np.float32)  # exact: ids are below 2**24
+        for row, column in zip(values, columns, strict=True):
+            row[index] = column
+        values = self.ranks.sum(values)
+        completions = Completions(
+            tokens=values[0].astype(np.int64),
+            starts=starts,
+            logprobs=values[1],
+            truncated=np.concatenate([facts[2] for facts in facts_of_ranks])[order],
+            version=min(facts[5] for facts in facts_of_ranks),
+            entropies=values[2] if len(values) > 2 else None,
+            features=own.features if all(each[2] for each in parts) else None,
+        )
+        texts = _reordered([text for facts in facts_of_ranks for text in facts[3]], order)
+        return completions, texts, _reordered([verdict for facts in facts_of_ranks for verdict in facts[4]], order)
 
     def _await(self, verdict: Future[Verdict]) -> Verdict:
         while not wait((verdict,), STOP_CHECK_SECONDS).done:
@@ -167,25 +187,6 @@ def on_all_ranks(ranks: Collective, work: Callable[[], Item]) -> Item:
     if any_of(ranks, found is None) or found is None:
         raise StopRequested
     return found
-
-
-def _joined(parts: Sequence[Completions], order: Ids) -> Completions:
-    """The completions of all ranks as one; ``order`` [R] says which response comes at each position."""
-    starts = starts_of(np.concatenate([np.diff(part.starts) for part in parts]))
-    spans = [slice(starts[place], starts[place + 1]) for place in order]
-
-    def reordered(name: str) -> NDArray[Any]:
-        values = np.concatenate([np.asarray(getattr(part, name)) for part in parts])
-        return np.concatenate([values[span] for span in spans])
-
-    return Completions(
-        tokens=reordered("tokens"),
-        starts=starts_of(np.diff(starts)[order]),
-        logprobs=reordered("logprobs"),
-        truncated=np.concatenate([part.truncated for part in parts])[order],
-        version=min(part.version for part in parts),
-        entropies=reordered("entropies") if all(part.entropies is not None for part in parts) else None,
-    )
 
 
 def _reordered(items: Sequence[Item], order: Ids) -> tuple[Item, ...]:

@@ -81,13 +81,21 @@ def _model_parts(folder: Path) -> Iterator[bytes]:
     yield from _contents([folder / "config.json"])
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            length = min(int.from_bytes(stream.read(8), "little"), file.stat().st_size)
             header = stream.read(length)
             yield header
-            entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-            for offset in sorted(entry["data_offsets"][0] for entry in entries):
+            for offset in _offsets(header):
                 stream.seek(8 + length + offset)
                 yield stream.read(SAMPLE)
+
+
+def _offsets(header: bytes) -> list[int]:
+    """Where the tensors of a safetensors file start; empty if it is damaged, which the backend reports."""
+    try:
+        entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        return sorted(int(entry["data_offsets"][0]) for entry in entries)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return []
 
 
 def _program_parts() -> Iterator[bytes]:

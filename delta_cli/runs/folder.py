@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,8 @@ class RunFolder:
             for file in (self.metrics, self.evaluations, self.notices):
                 if file.exists():
                     _write_whole(file, "".join(map(_line, _up_to(step, file))))
+            for file in self.rollouts.glob(".step-*.partial"):
+                file.unlink()  # of a killed process
             for file in self.rollouts.glob("step-*.jsonl.gz"):
                 number = file.name[5:-9]  # a file that is not ours stays
                 if number.isdecimal() and int(number) > (step or 0):
@@ -125,14 +128,34 @@ class RunFolder:
 
     def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
         """Write the responses of a step, one line each; the file appears complete or not at all."""
-        file = self.rollout_file(step)
-        partial = file.with_suffix(".partial")
+        self.write_rollout_part(step, 0, records)
+        self.join_rollout_parts(step, 1)
+
+    def write_rollout_part(self, step: int, rank: int, records: Iterable[JsonObject]) -> None:
+        """Write one rank's share of a step's responses, flushed to disk."""
+        part = self._rollout_part(step, rank)
         # Level 1 is five times as fast as the default on these lines, for files a fifth larger.
-        with writing(file):
-            with gzip.open(partial, "wt", compresslevel=1, encoding="utf-8") as stream:
+        with writing(part):
+            with gzip.open(part, "wt", compresslevel=1, encoding="utf-8") as stream:
                 stream.writelines(map(_line, records))
-            _sync(partial)
-            partial.replace(file)
+            _sync(part)
+
+    def join_rollout_parts(self, step: int, ranks: int) -> None:
+        """Make one file of the shares of all ranks, in rank order; it appears complete or not at all."""
+        file = self.rollout_file(step)
+        parts = [self._rollout_part(step, rank) for rank in range(ranks)]
+        with writing(file):
+            if ranks > 1:  # gzip files can be concatenated
+                with parts[0].open("ab") as joined:
+                    for part in parts[1:]:
+                        with part.open("rb") as stream:
+                            shutil.copyfileobj(stream, joined)
+                        part.unlink()
+                _sync(parts[0])
+            parts[0].replace(file)
+
+    def _rollout_part(self, step: int, rank: int) -> Path:
+        return self.rollouts / f".step-{step:06d}.rank-{rank:05d}.partial"
 
 
 class ReadOnlyRunFolder(RunFolder):
@@ -161,8 +184,8 @@ class ReadOnlyRunFolder(RunFolder):
         """Rank 0 empties the folder."""
         return self.model
 
-    def write_rollouts(self, step: int, records: Iterable[JsonObject]) -> None:
-        """Rank 0 writes them."""
+    def join_rollout_parts(self, step: int, ranks: int) -> None:
+        """Rank 0 joins them."""
 
 
 def read_lines(file: Path) -> Iterator[JsonObject]:

@@ -1,19 +1,63 @@
-"""The lines of a run's ``rollouts/`` files."""
+"""Write the responses of a step to the run's ``rollouts/`` while the next step is already going on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
+from backends.arrays import Ids
+from backends.collective import SOLO
+from backends.interface import Collective
 from delta_cli.credit import TokenCoefficients
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.runs.folder import JsonObject
+from delta_cli.errors import UserError
+from delta_cli.runs.folder import JsonObject, RunFolder
 from delta_cli.training.update import ScoredBatch
 
 
-def rollout_records(scored: ScoredBatch, coefficients: TokenCoefficients, tokenizer: Tokenizer) -> Iterator[JsonObject]:
-    """One record per response: texts, ids, reward, advantage, and the numbers of every token."""
+class RolloutRecorder:
+    """Records the responses of steps in a thread; every rank writes a share of them and rank 0 joins the shares.
+
+    Ranks must share the run's folder, as they do for checkpoints. All ranks call the same methods in the same order.
+    """
+
+    def __init__(self, folder: RunFolder, tokenizer: Tokenizer, ranks: Collective = SOLO) -> None:
+        self._folder, self._tokenizer, self._ranks = folder, tokenizer, ranks
+        self._pool = ThreadPoolExecutor(1, "rollout records")
+        self._pending: tuple[int, Future[None]] | None = None
+
+    def record(self, step: int, batch: ScoredBatch, coefficients: TokenCoefficients) -> None:
+        """Start to write the responses of ``step``, once those of the step before are on disk."""
+        self.finish()
+        groups = np.array_split(np.arange(len(batch.rollout.problems)), self._ranks.size)[self._ranks.rank]
+        records = rollout_records(batch, coefficients, self._tokenizer, batch.rollout.rows(groups))
+        write = self._pool.submit(self._folder.write_rollout_part, step, self._ranks.rank, records)
+        self._pending = step, write
+
+    def finish(self) -> None:
+        """Wait until the responses are on disk. Raises UserError if the disk refuses them."""
+        if self._pending is None:
+            return
+        (step, write), self._pending = self._pending, None
+        write.result()
+        self._ranks.barrier()  # every share is on disk
+        self._folder.join_rollout_parts(step, self._ranks.size)
+
+    def close(self) -> None:
+        """End the thread. One process also completes the last file; several cannot meet any more after an error."""
+        if self._ranks.size == 1:
+            with suppress(UserError):  # the run ends with an error of its own, or finish() has been called
+                self.finish()
+        self._pool.shutdown()
+
+
+def rollout_records(
+    scored: ScoredBatch, coefficients: TokenCoefficients, tokenizer: Tokenizer, rows: Ids
+) -> Iterator[JsonObject]:
+    """One record for each response at ``rows``: texts, ids, reward, advantage, and the numbers of every token."""
     batch, starts = scored.rollout, scored.rollout.sequences.starts
     columns = {
         "logprobs": scored.old_logprobs,
@@ -21,8 +65,8 @@ def rollout_records(scored: ScoredBatch, coefficients: TokenCoefficients, tokeni
         "coefficients": coefficients.weights,
         "margins": coefficients.margins,
     }
-    rounded = {name: np.round(np.asarray(values, np.float64), 6).tolist() for name, values in columns.items()}
-    for row, (text, verdict) in enumerate(zip(batch.texts, batch.verdicts, strict=True)):
+    for row in rows.tolist():
+        text, verdict = batch.texts[row], batch.verdicts[row]
         group = row // batch.samples
         problem, prompt = batch.problems[group], batch.sequences.prompts[row]
         first, last = int(starts[row]), int(starts[row + 1])
@@ -40,4 +84,4 @@ def rollout_records(scored: ScoredBatch, coefficients: TokenCoefficients, tokeni
             "failure": verdict.failure,
             "advantage": float(scored.advantages[row]),
             "truncated": bool(batch.truncated[row]),
-        } | {name: values[first:last] for name, values in rounded.items()}
+        } | {name: np.round(np.asarray(values[first:last], np.float64), 6).tolist() for name, values in columns.items()}

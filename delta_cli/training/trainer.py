@@ -29,7 +29,7 @@ from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.runs.phases import PhaseClock
 from delta_cli.training import tripwires
 from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, describe_scores, swapped
-from delta_cli.training.rollout_records import rollout_records
+from delta_cli.training.rollout_records import RolloutRecorder
 from delta_cli.training.update import ScoredBatch, Updater
 
 NONFINITE_STEPS = 3  # consecutive steps without a finite update before a run stops
@@ -65,6 +65,7 @@ class Trainer:
             self._check_stop,
             self.updater.sampler_proxy,
         )
+        self.recorder = RolloutRecorder(self.folder, self.worker.tokenizer, self.ranks)
         self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare against
         self._noticed: set[str] = set()
         self._nonfinite = 0
@@ -92,6 +93,7 @@ class Trainer:
             raise Interrupted(self.state.step, self.clock.dropped) from None
         finally:
             self.collector.close()
+            self.recorder.close()
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
             self.learner.export(self.folder.emptied_model())
@@ -171,7 +173,7 @@ class Trainer:
         every = self.recipe.checkpoint.rollouts_every
         with self.clock.phase("save"):
             if every and record["step"] % every == 0:
-                self.folder.write_rollouts(record["step"], rollout_records(batch, coefficients, self.worker.tokenizer))
+                self.recorder.record(record["step"], batch, coefficients)
         record |= {"peak_memory": self.learner.peak_memory(), "swapped": swapped()} | self.clock.record()
         record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
@@ -252,6 +254,7 @@ class Trainer:
             self.observer.phase("save")
             if record and settings.keep_best and self._is_best(record):
                 self.state = replace(self.state, best=record[settings.keep_best], best_step=self.state.step)
+            self.recorder.finish()
             self.folder.sync()
             checkpoint.save(root, self.state, to_toml(self.recipe), self.learner.save, self.ranks)
             if self.ranks.rank == 0:
