@@ -98,6 +98,7 @@ class _Supervisor:
         self._on_failure = on_failure
         self._asked: list[int] = []  # the signals that were sent here
         self._first_asked = math.inf
+        self._as_asked = {0}  # exit codes of ranks that end because they were asked to
         self._failed: int | None = None  # the exit code of the first rank that failed
         self._looks = 0
         self._deadline = math.inf  # when ranks that are still there are killed
@@ -124,7 +125,7 @@ class _Supervisor:
             if child.returncode is None:
                 if not self._looks % LOOKS_PER_SECOND:
                     self._look_whether_stopped(rank, child, now)
-            elif self._failed is None and child.returncode not in (0, *(128 + each for each in self._asked)):
+            elif self._failed is None and child.returncode not in self._as_asked:
                 code = child.returncode
                 self._failed = code if code > 0 else 128 - code
                 self._end_by(now + (ASKED_GRACE if self._asked else GRACE))
@@ -161,12 +162,21 @@ class _Supervisor:
             self._on_failure(reason)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """The first signal asks the ranks to stop where nothing is lost, the second one ends them."""
+        """The first signal asks the ranks to stop where nothing is lost, the second one ends them.
+
+        Ctrl-C reaches them as SIGTERM, which also ends a rank that is still importing, without a traceback.
+        """
         now = time.monotonic()
         self._first_asked = min(self._first_asked, now)
         self._asked.append(number)
+        self._as_asked |= {128 + _passed_on(number), -_passed_on(number)}
         if len(self._asked) > 1:
             self._end_by(now + ASKED_GRACE)
         for child in self._children:
             if child.poll() is None:
-                child.send_signal(number)
+                child.send_signal(_passed_on(number))
+
+
+def _passed_on(number: int) -> int:
+    """The signal that ranks get for one that was sent here."""
+    return signal.SIGTERM if number == signal.SIGINT else number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ ENDS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.e
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 STOPS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+IMPORTS = "import time; time.sleep(60)"
 FAILS = "import sys; sys.exit(5)"
 
 
@@ -34,8 +36,9 @@ FAILS = "import sys; sys.exit(5)"
     [
         pytest.param([FAILS, DEAF], 0, 5, [5, -9], "", id="one fails, the other is deaf"),
         pytest.param([DEAF, KILLS_ITSELF], 0, 137, [-9, -9], "rank 1 was ended by SIGKILL", id="one is killed"),
-        pytest.param([ENDS, ENDS], 1, 143, [143, 143], "", id="asked once"),
-        pytest.param([ENDS, DEAF], 2, 143, [143, -9], "", id="asked twice, one is deaf"),
+        pytest.param([ENDS, ENDS], 1, 130, [143, 143], "", id="asked once"),
+        pytest.param([ENDS, IMPORTS], 1, 130, [143, -15], "", id="asked before a rank could listen"),
+        pytest.param([ENDS, DEAF], 2, 130, [143, -9], "", id="asked twice, one is deaf"),
         pytest.param([DEAF, STOPS_ITSELF], 1, 2, [-9, -9], "rank 1 has been stopped for 1 s", id="one is stopped"),
         pytest.param([DEAF, STOPS_ITSELF], 0, 2, [-9, -9], "rank 1 has been stopped for 1 s", id="stopped too long"),
     ],
@@ -54,7 +57,7 @@ def test_the_end_of_several_ranks(
         assert supervisor.stdout.readline() == "began\n"
         time.sleep(0.3 if signals else 0.0)  # the ranks set their handlers
         for _ in range(signals):
-            supervisor.terminate()
+            supervisor.send_signal(signal.SIGINT)
             time.sleep(0.1)
         out, errors = supervisor.communicate(timeout=20)
     assert supervisor.returncode == code, errors

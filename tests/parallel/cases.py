@@ -161,6 +161,19 @@ def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[
     return found
 
 
+def item(size: int, rank: int) -> dict[str, Any]:
+    """What a rank hands to the others, of a size that differs from rank to rank."""
+    return {"rank": rank, "bytes": b"x" * (size * (rank + 1)), "array": np.arange(rank, dtype=np.float32)}
+
+
+SIZES = (0, *range(90, 180), 100_000)  # around what fits into one message, and far beyond
+
+
+def exchanged(ranks: Collective) -> list[list[dict[str, Any]]]:
+    """What every rank hands in, of each size."""
+    return [ranks.gather(item(size, ranks.rank)) for size in SIZES]
+
+
 def sampled(engine: Engine, ranks: Collective) -> list[list[int]]:
     """Responses to three prompts, each drawn by whoever has its turn."""
     mine = np.arange(ranks.rank, 3, ranks.size)

@@ -67,3 +67,14 @@ def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[b
         assert several["norm"] == pytest.approx(norm, rel=GRADIENT)
         gap = np.sqrt(sum(np.square(several[name] - value).sum() for name, value in alone.items()))
         assert gap < GRADIENT * norm
+
+
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+def test_items_of_any_size_cross_whole(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        for size, items in zip(cases.SIZES, rank["exchanged"], strict=True):
+            for place, other in enumerate(items):
+                expected = cases.item(size, place)
+                np.testing.assert_array_equal(other.pop("array"), expected.pop("array"))
+                assert other == expected
+        assert len(items) == len(found)
