@@ -275,6 +275,7 @@ class PublishedWeights:
 
 
 OnFinished = Callable[[int, Ids], None]
+FileDigests = dict[str, str]  # SHA-256, hexadecimal, by the name of the file
 
 
 # ------------------------------------------------------------------------------------ protocols
@@ -339,8 +340,11 @@ class Learner(Protocol):
         Empty if each process holds only its own part of the weights.
         """
 
-    def save(self, folder: Path) -> None:
-        """Write what this process holds of the trainable weights and the optimizer's state into an existing folder."""
+    def save(self, folder: Path) -> FileDigests:
+        """Write what this process holds of the trainable weights and the optimizer's state into an existing folder.
+
+        Returns the digests of files that were hashed as they were written, and are on disk; the caller hashes others.
+        """
 
     def load(self, folder: Path) -> None:
         """Restore what any number of processes wrote with ``save``, bit for bit."""

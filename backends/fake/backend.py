@@ -18,6 +18,7 @@ from backends.fake.sampling import DrawnResponse, generate, log_softmax
 from backends.interface import (
     BackendError,
     Completions,
+    FileDigests,
     Floats,
     Ids,
     Objective,
@@ -227,9 +228,10 @@ class FakeEngine(LocalEngine):
     def sample_weights(self) -> Floats:
         return np.concatenate([weight.ravel()[:16] for weight in self.model.weights.values()]).astype(np.float32)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> FileDigests:
         state = {f"{kind}.{name}": array for kind, part in self._state().items() for name, array in part.items()}
         save_file(state | {"steps": np.array([self.optimizer.steps])}, folder / STATE)
+        return {}
 
     def load(self, folder: Path) -> None:
         path = folder / STATE

@@ -18,6 +18,7 @@ from backends.interface import (
     BackendError,
     Collective,
     Completions,
+    FileDigests,
     Floats,
     Ids,
     Objective,
@@ -224,9 +225,10 @@ class MlxEngine(LocalEngine):
         parts = [weight.reshape(-1)[:16].astype(mx.float32) for weight in self.optimizer.weights.values()]
         return np.array(mx.concatenate(parts)) if parts else np.zeros(0, np.float32)
 
-    def save(self, folder: Path) -> None:
-        """Write master weights (or adapters), moments and step count."""
+    def save(self, folder: Path) -> FileDigests:
+        """Write master weights (or adapters), moments and step count; mlx writes the files, so none is hashed here."""
         self.optimizer.save(folder)
+        return {}
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, bit for bit."""

@@ -18,6 +18,7 @@ from backends.interface import (
     Collective,
     Completions,
     Engine,
+    FileDigests,
     Floats,
     Ids,
     Objective,
@@ -332,8 +333,8 @@ class TorchEngine(LocalEngine):
         with torch.no_grad():
             return torch.cat([weight.reshape(-1)[:16].float() for weight in weights]).cpu().numpy()
 
-    def save(self, folder: Path) -> None:
-        self._optimizer.save(folder)
+    def save(self, folder: Path) -> FileDigests:
+        return self._optimizer.save(folder)
 
     def load(self, folder: Path) -> None:
         self.version += 1

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from backends.interface import BackendError
+from backends.interface import BackendError, FileDigests
 from backends.settings import Optimizer
 from backends.torch import state_file
 from backends.torch.moments import MOMENTS, Moments, Piece
@@ -83,16 +83,17 @@ class TorchAdamW:
         self.moments.update(apply)
         self._steps += 1
 
-    def save(self, folder: Path) -> None:
-        """Write weights and moments as two safetensors files; where ranks hold the same, the first one does."""
+    def save(self, folder: Path) -> FileDigests:
+        """Write weights and moments as two safetensors files; if all ranks hold the same, the first one does."""
         ranks = self._parallel.collective
         if ranks.rank and not self._parallel.sharded:
-            return
+            return {}
         place = (ranks.rank, ranks.size) if self._parallel.sharded else (0, 1)
         step = torch.tensor(float(self._steps))
-        state_file.write(state_file.file_of(folder, "weights", *place), self._weight_entries())
         moments = {**self._moment_entries(step), "step": state_file.whole(step)}
-        state_file.write(state_file.file_of(folder, "moments", *place), moments)
+        states = {"weights": self._weight_entries(), "moments": moments}
+        files = {stem: state_file.file_of(folder, stem, *place) for stem in states}
+        return {files[stem].name: state_file.write(files[stem], entries) for stem, entries in states.items()}
 
     def load(self, folder: Path) -> None:
         """Restore what any number of ranks saved, tensor by tensor; nothing changes if the files do not fit."""

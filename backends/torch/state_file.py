@@ -9,11 +9,14 @@ first byte: for the float32 weights and moments of 8 billion parameters 98 GB, a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,11 @@ def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
     return folder / (f"{stem}.safetensors" if ranks == 1 else f"{stem}-{rank + 1:05d}-of-{ranks:05d}.safetensors")
 
 
-def write(file: Path, entries: Mapping[str, TensorRows]) -> None:
-    """Write ``entries`` by name, in safetensors' format: the length of a JSON header, the header, and the numbers."""
+def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
+    """Write ``entries`` by name, in safetensors' format: the length of a JSON header, the header, and the numbers.
+
+    Returns the SHA-256 of what was written, once it is on disk. Hashing here saves reading the file again.
+    """
     places = {name: [entry.first, *entry.shape] for name, entry in entries.items() if entry.held != entry.shape}
     header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
     end = 0
@@ -65,11 +71,21 @@ def write(file: Path, entries: Mapping[str, TensorRows]) -> None:
         header[name] = {"dtype": _TYPES[types[name]], "shape": entry.held, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
     with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for _, entry in ordered:
-            for part in entry.parts:
-                stream.write(part.cpu().numpy().data)
+        for data in chain([len(text).to_bytes(8, "little") + text], _numbers(entry for _, entry in ordered)):
+            digest.update(data)
+            stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return digest.hexdigest()
+
+
+def _numbers(entries: Iterable[TensorRows]) -> Iterator[bytes | memoryview]:
+    """The numbers of tensors, one part on the host at a time."""
+    for entry in entries:
+        for part in entry.parts:
+            yield part.cpu().numpy().data
 
 
 @dataclass(frozen=True)

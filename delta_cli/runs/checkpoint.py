@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from backends.collective import SOLO
-from backends.interface import Collective
+from backends.interface import Collective, FileDigests
 from delta_cli.runs.folder import BACKEND_WRITES, writing
 
 FORMAT = 1
@@ -41,10 +41,11 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], ranks: Collective = SOLO) -> Path:
+def save(root: Path, state: State, recipe: str, write: Callable[[Path], FileDigests], ranks: Collective = SOLO) -> Path:
     """Write a checkpoint; ``write`` puts this rank's learner files into the folder it receives.
 
-    Rank 0 creates the folder before and seals it after all ranks have written. Raises UserError if the disk refuses
+    It returns the digests of those it has hashed and flushed to disk while it wrote them. Rank 0 creates the folder
+    before and seals it after all ranks have written. Raises UserError if the disk refuses
     a write, and then leaves nothing half-written behind.
     """
     final = folder_of(root, state.step)
@@ -57,12 +58,11 @@ def save(root: Path, state: State, recipe: str, write: Callable[[Path], None], r
             _discard_partial(root)
             partial.mkdir()
         ranks.barrier()
-        write(partial)
-        ranks.barrier()
+        digests = {name: digest for part in ranks.gather(write(partial)) for name, digest in part.items()}
         if ranks.rank == 0:
             (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
             (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
-            _seal(partial)
+            _seal(partial, digests)
             if final.exists():  # damaged: the run resumed from an earlier one
                 shutil.rmtree(final)
             partial.rename(final)
@@ -148,11 +148,14 @@ def _discard_partial(root: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def _seal(folder: Path) -> None:
+def _seal(folder: Path, digests: FileDigests) -> None:
+    """Write the manifest; files without a digest are hashed and flushed here."""
     files = {}
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        files[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
-        _sync(file)
+        name = file.relative_to(folder).as_posix()
+        if name not in digests:
+            _sync(file)
+        files[name] = {"bytes": file.stat().st_size, "sha256": digests.get(name) or _digest(file)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n", encoding="utf-8")
     _sync(manifest)

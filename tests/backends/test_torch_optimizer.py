@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
@@ -33,7 +34,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments_module, "BUCKET", 2048)
 
 
-def make(seed: int = 0, **settings: object) -> Optimizer:
+def make(seed: int = 0, **settings: object) -> TorchAdamW:
     generator = torch.Generator().manual_seed(seed)
     weights = {name: nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for name, shape in SHAPES.items()}
     return TorchAdamW(weights, Optimizer(**settings), ALONE)  # type: ignore[arg-type]
@@ -45,23 +46,25 @@ def gradients(step: int) -> dict[str, Tensor]:
     return {name: size * torch.randn(shape, generator=generator).to(DEVICE) for name, shape in SHAPES.items()}
 
 
-def run(optimizer: Optimizer, steps: range) -> None:
+def run(optimizer: TorchAdamW, steps: range) -> None:
     for step in steps:
         for name, gradient in gradients(step).items():
             optimizer.weights[name].grad = gradient
         optimizer.step(1e-2 / (1 + step), scale=1.0)
 
 
-def assert_equal(one: Optimizer, other: Optimizer) -> None:
+def assert_equal(one: TorchAdamW, other: TorchAdamW) -> None:
     for name, weight in one.weights.items():
         assert torch.equal(weight, other.weights[name]), name
 
 
-def files(optimizer: Optimizer, folder: Path) -> list[bytes]:
+def files(optimizer: TorchAdamW, folder: Path) -> list[bytes]:
     """What the optimizer writes into a new folder."""
     folder.mkdir()
-    optimizer.save(folder)
-    return [(folder / f"{name}.safetensors").read_bytes() for name in ("weights", "moments")]
+    digests = optimizer.save(folder)
+    written = {f"{name}.safetensors": (folder / f"{name}.safetensors").read_bytes() for name in ("weights", "moments")}
+    assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in written.items()}
+    return list(written.values())
 
 
 # ------------------------------------------------------------------------------ layout and arithmetic

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from backends import registry
+from backends.interface import FileDigests
 from backends.settings import BackendSettings
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe, to_toml
@@ -26,8 +27,9 @@ from tests.harness import assert_same, make_recipe, train, write_model
 RECIPE = to_toml(load_recipe(None))
 
 
-def write_weights(folder: Path) -> None:
+def write_weights(folder: Path) -> FileDigests:
     save_file({"a": np.arange(100.0)}, folder / "weights.safetensors")
+    return {}
 
 
 def saved(root: Path, *steps: int) -> Path:
@@ -172,7 +174,7 @@ def test_a_run_keeps_its_best(model: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ disks that refuse
 
 
-def full(*_: object, **__: object) -> None:
+def full(*_: object, **__: object) -> FileDigests:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
