@@ -221,7 +221,7 @@ class VllmSampler:
         for number in range(self._ranks.rank, len(used), self._ranks.size):
             if self._weights is None or (ours and number in lost):
                 continue
-            if doubt := used[number].doubt(self._weights, self._check, ours=ours):
+            if doubt := used[number].doubt(self._weights, self._check, ours=ours, lost=number in lost):
                 found[number] = f"{used[number].api.url}: {doubt}"
         return {number: why for part in self._ranks.gather(found) for number, why in part.items()}
 

@@ -64,14 +64,17 @@ class VllmServer:
         self.answers = check.remember(found, self.answers)
         self.version, self.label = weights.version, label
 
-    def doubt(self, weights: PublishedWeights, check: WeightCheck, *, ours: bool) -> str | None:
+    def doubt(self, weights: PublishedWeights, check: WeightCheck, *, ours: bool, lost: bool) -> str | None:
         """Why the server may not have held these weights all along, as a clause; None if it has.
 
         Its label shows a restart and another client that labels its weights; log-probabilities show one that does
-        not. They are not asked of a server of ``ours``, which only this run can reach.
+        not. They are not asked of a server of ``ours``, which only this run can reach. A server that was ``lost`` must
+        show first that it works.
         """
         assert weights.probe is not None
         try:
+            if lost:
+                self.api.check_alive(RESPONSE_SECONDS)
             label = self.api.label()
             if label == STARTED != self.label:
                 return "was started again meanwhile, with its first weights"

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,12 +15,11 @@ from backends.collective import SOLO, from_first
 from backends.interface import Collective, Engine
 from backends.settings import EngineSection
 from backends.vllm import ServedModel, ServerLauncher, VllmSampler
+from backends.vllm.launcher import OnNotice
 from delta_cli.assets import model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rollout import memory_inbox
-
-OnNotice = Callable[[str], None]
 
 
 @contextmanager
