@@ -1,8 +1,8 @@
-"""Adapters on disk in one folder that both PEFT and mlx-lm open.
+"""Adapters on disk, in one folder that both PEFT and mlx-lm open.
 
-The two name the same numbers differently: PEFT has A [r, in], B [out, r] and alpha, mlx-lm their transposes
-and scale = alpha / r; the lengths of rows in DoRA are a ``lora_magnitude_vector`` to one and ``m`` to the other. Each
-reads a file of its own; adapter_config.json has the keys of both, of which PEFT says that it does not know mlx-lm's.
+The two store the same numbers differently: PEFT has A [r, in], B [out, r] and alpha, mlx-lm their transposes and scale
+= alpha / r; DoRA's row lengths are a ``lora_magnitude_vector`` in PEFT and ``m`` in mlx-lm. Each library reads its own
+weight file; adapter_config.json has the keys of both, and PEFT warns that it does not know mlx-lm's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.float32]
 
 
 class Adapter(NamedTuple):
-    """What is trained of a projection with the weight W [out, in]."""
+    """The trained parts of a projection with the weight W [out, in]."""
 
     a: Array  # [r, in]
     b: Array  # [out, r]
@@ -40,7 +40,7 @@ _MLX = re.compile(r"(.+)\.(lora_a|lora_b|m)")
 _PEFT_NAMES = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")  # in the order of an Adapter's fields
 _MLX_NAMES = ("lora_a", "lora_b", "m")
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-# What PEFT's configurations may ask for and is not trained here, with the values that ask for nothing.
+# Options of PEFT that are not supported here, with the values that mean "off".
 _BEYOND = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
@@ -55,14 +55,14 @@ _BEYOND = {
 
 
 def is_portable(paths: Iterable[str]) -> bool:
-    """Whether modules have the paths that both libraries use: those of a text model's layers."""
+    """Whether modules have the paths that both libraries use, those of a text model's layers."""
     return all(_LAYER.fullmatch(path) for path in paths)
 
 
 def place(path: str) -> tuple[int, str]:
-    """The layer of a module and its path inside of it, which do not depend on what the text model is part of.
+    """The layer of a module and its path inside the layer, wherever the text model sits in a larger one.
 
-    Raises BackendError for a module of no layer.
+    Raises BackendError for a module outside the layers.
     """
     match = _LAYER.fullmatch(path)
     if match is None:
@@ -80,10 +80,10 @@ def write(
     base: str,
     peft_prefix: str = "",
 ) -> None:
-    """Write the adapters of modules by path, of a model of ``depth`` layers.
+    """Write the adapters of modules, by path, of a model with ``depth`` layers.
 
-    ``base`` is the model's folder or hub name. The paths are mlx-lm's, such as :func:`is_portable` tells; transformers
-    has the layers under ``peft_prefix`` where it has them elsewhere.
+    ``base`` is the model's folder or hub name. Paths are mlx-lm's, as :func:`is_portable` checks; ``peft_prefix`` is
+    where transformers keeps the layers if its paths differ.
     """
     places = [place(path) for path in adapters]
     layers = sorted({layer for layer, _ in places})
@@ -118,7 +118,7 @@ def write(
         peft |= {f"{name}.{end}": part for end, part in zip(_PEFT_NAMES, parts, strict=False)}
         mlx |= {f"{path}.{end}": part.T for end, part in zip(_MLX_NAMES, parts, strict=False)}
     for name, arrays in ((PEFT_FILE, peft), (MLX_FILE, mlx)):
-        # safetensors writes the memory as it lies, whatever the strides say
+        # safetensors ignores strides
         save_file({key: np.ascontiguousarray(array) for key, array in arrays.items()}, folder / name, {"format": "pt"})
 
 
@@ -148,9 +148,9 @@ def _download(name: str) -> Path:
 
 
 def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
-    """The adapters in a folder or on the hub, of PEFT's format or mlx-lm's, by layer and path inside of it.
+    """The adapters in a folder or on the hub, in PEFT's or mlx-lm's format, by layer and path inside it.
 
-    Raises BackendError where they are none that ``lora`` describes, or hold more than adapters of projections.
+    Raises BackendError if they do not match ``lora``, or contain more than adapters of projections.
     """
     folder = find(name)
     try:
@@ -175,9 +175,9 @@ def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
 def fit(
     name: str, found: Mapping[tuple[int, str], Adapter], shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Adapter]:
-    """The adapters of ``found`` by the paths of ``shapes``, the model's modules that get one: [out, in] by path.
+    """The adapters ``found``, by the paths of ``shapes``: the model's modules that get one, as [out, in] by path.
 
-    Raises BackendError where the two do not name the same modules, or a shape differs.
+    Raises BackendError if modules or shapes differ.
     """
     wanted = {place(path): path for path in shapes}
     for missing, there in ((wanted.keys() - found.keys(), "no"), (found.keys() - wanted.keys(), "an")):
@@ -220,7 +220,7 @@ def _load(file: Path) -> dict[str, Array]:
     """The arrays of a safetensors file as float32."""
     arrays = {}
     for key, stored in deserialize(file.read_bytes()):
-        if stored["dtype"] == "BF16":  # which numpy does not have: the upper half of a float32
+        if stored["dtype"] == "BF16":  # numpy has no bfloat16, the upper half of a float32
             array = (np.frombuffer(stored["data"], "<u2").astype("<u4") << 16).view(np.float32)
         else:
             array = np.frombuffer(stored["data"], _TYPES[stored["dtype"]]).astype(np.float32)
@@ -231,7 +231,7 @@ def _load(file: Path) -> dict[str, Array]:
 
 
 def _adapters(name: str, arrays: Mapping[str, Array], peft: bool, dora: bool) -> dict[str, Adapter]:
-    """What there is of each path, from either library's names."""
+    """The adapter parts of each path, under either library's names."""
     names = (_PEFT_NAMES if peft else _MLX_NAMES)[: 3 if dora else 2]
     found: dict[str, dict[str, Array]] = {}
     for key, array in arrays.items():

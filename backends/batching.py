@@ -1,4 +1,4 @@
-"""How sequences become micro-batches by token budget, padded or packed; sampling noise. Numpy only."""
+"""Split sequences into micro-batches by token budget, padded or packed; sampling noise. Numpy only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from backends.interface import Bools, Floats, Ids, Sequences
 class PaddedBatch:
     """Right-padded prompt + response of some sequences, B rows of length T.
 
-    ``predicts`` marks the positions whose logits predict a response token: the position before it.
-    Read row by row, the marked positions come in the flat order of the tokens at ``rows``.
+    ``predicts`` marks the positions whose logits predict a response token, one before it. Read row by row, they come
+    in the flat order of the tokens at ``rows``.
     """
 
     rows: Ids  # [B] indices into the sequences
@@ -42,10 +42,10 @@ class PaddedBatch:
 
 
 def micro_batches(sequences: Sequences, budget: int) -> Iterator[PaddedBatch]:
-    """Split into rectangles of at most ``budget`` padded tokens, sequences of like length together.
+    """Split into rectangles of at most ``budget`` padded tokens, with sequences of similar length together.
 
-    Longest first, so that a batch that does not fit in memory fails at once. Responses without
-    tokens are left out; a sequence longer than the budget gets a batch of its own.
+    The longest come first, so that a batch that exceeds memory fails at once. Leaves out responses without tokens; a
+    sequence longer than the budget gets its own batch.
     """
     lengths = np.array([len(prompt) for prompt in sequences.prompts]) + sequences.lengths
     order = np.argsort(-lengths, kind="stable")
@@ -75,10 +75,10 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
 
 @dataclass(frozen=True)
 class SharedPromptBatch:
-    """Right-padded prompts, each once, and right-padded responses to them, which attend to theirs.
+    """Right-padded prompts, each once, and right-padded responses that attend to their prompt.
 
-    A response's last token predicts nothing and is left out. The end of a prompt predicts the first token of each
-    of its responses.
+    A response's last token predicts nothing and is left out. The end of a prompt predicts the first token of each of
+    its responses.
     """
 
     rows: Ids  # [B] indices into the sequences
@@ -101,7 +101,9 @@ class SharedPromptBatch:
 
     @property
     def predicts(self) -> Ids:
-        """Where each target is predicted [n]: among the P · Tp positions of prompts, then the B · Tr of responses."""
+        """The position that predicts each target [n]: among the P · Tp positions of prompts, then the B · Tr of
+        responses.
+        """
         ends = self.prompt_of * self.prompts.shape[1] + self.prompt_lengths[self.prompt_of] - 1
         begins = self.prompts.size + np.arange(len(self.rows)) * self.responses.shape[1]
         parts = [
@@ -112,9 +114,9 @@ class SharedPromptBatch:
 
 
 def shared_batches(sequences: Sequences, budget: int) -> list[SharedPromptBatch]:
-    """Split into batches of at most ``budget`` padded tokens: responses of like length together, of one prompt first.
+    """Split into batches of at most ``budget`` padded tokens, by similar length first and by prompt second.
 
-    Responses that share a prompt's array share its tokens, as far as they are in one batch.
+    Responses that share a prompt's array share its tokens within a batch.
     """
     lengths = sequences.lengths
     prompt = {id(array): place for place, array in reversed(list(enumerate(sequences.prompts)))}
@@ -201,10 +203,10 @@ class PackedBatch:
 
 
 def packed_batches(sequences: Sequences, budget: int) -> Iterator[PackedBatch]:
-    """Split into rows of at most ``budget`` tokens, responses that share a prompt's array together.
+    """Split into rows of at most ``budget`` tokens, with responses that share a prompt's array together.
 
-    The longest sequence first, so that a batch that does not fit in memory fails at once. Responses
-    without tokens are left out; a sequence longer than the budget gets a batch of its own.
+    The longest sequence comes first, so that a batch that exceeds memory fails at once. Leaves out responses without
+    tokens; a sequence longer than the budget gets its own batch.
     """
     lengths = sequences.lengths
     members: dict[int, list[int]] = {}
@@ -262,9 +264,10 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
 def response_chunks(
     batch: PaddedBatch | SharedPromptBatch | PackedBatch, most: int, cut: bool = False
 ) -> Iterator[tuple[slice, Ids]]:
-    """Whole responses of a batch, at most so many of its tokens at a time, or one response that is longer.
+    """Chunks of whole responses of a batch, each at most ``most`` tokens, or a single longer response.
 
-    Which tokens in the flat order of ``batch.rows``, and the rows they are of. ``cut``: longer ones in pieces.
+    Yields the slice in the flat order of ``batch.rows``, and the rows it covers. With ``cut``, longer responses are
+    split.
     """
     lengths = batch.lengths
     ends = np.cumsum(lengths)
@@ -281,8 +284,7 @@ def response_chunks(
 def uniforms(seed: int, row: int, count: int) -> Floats:
     """Sampling noise of response ``row``: float64 [count] in [0, 1).
 
-    A function of (seed, row) alone, so that what a response becomes does not depend on which
-    others are generated beside it, nor on when it enters the batch. A longer stream begins with
-    the shorter one.
+    A function of (seed, row) alone, so that a response does not depend on the others in the batch, nor on when it
+    enters. A longer stream begins with the shorter one.
     """
     return np.random.Generator(np.random.Philox(key=[seed, row])).random(count)

@@ -1,4 +1,4 @@
-"""What backends raise, and errors that several of them raise in the same words."""
+"""Exceptions of backends, and errors that several backends raise with the same message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class BackendError(Exception):
 
 
 class LostPeerError(BackendError):
-    """Another process of the run ended; what it said, if anything, is the reason."""
+    """Another process of the run ended; if it gave a reason, that is the cause."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(
@@ -25,7 +25,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def too_long(width: int) -> BackendError:
-    """For a micro-batch of one sequence, ``width`` tokens, that does not fit in memory."""
+    """The error for a single sequence of ``width`` tokens that does not fit in memory."""
     return BackendError(
         f"out of memory on a single sequence of {width} tokens; lower max_tokens or head_chunk_tokens, turn on "
         "gradient_checkpointing, train adapters (lora) or choose a smaller model"
@@ -33,7 +33,7 @@ def too_long(width: int) -> BackendError:
 
 
 def out_of_step(tokens: int) -> BackendError:
-    """For a micro-batch of so many tokens that does not fit while other ranks compute the same layers."""
+    """The error for a micro-batch that does not fit while other ranks compute the same layers."""
     return BackendError(
         f"out of memory on a micro-batch of {tokens} tokens, in the middle of layers that are split over processes, so "
         f"it cannot be made smaller now; go on with --resume --set update.micro_batch_tokens={max(1, tokens // 2)}"
@@ -41,7 +41,7 @@ def out_of_step(tokens: int) -> BackendError:
 
 
 def outdated_features() -> RuntimeError:
-    """For features that would have to be computed again from weights that are gone: the caller's mistake."""
+    """The error for features that would have to be recomputed from weights that are gone: a mistake of the caller."""
     return RuntimeError(
         "the policy was updated or loaded while token features of its former weights were in use, of which some were "
         "not kept and cannot be computed again; reduce and close features before step() and load()"

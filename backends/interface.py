@@ -1,19 +1,19 @@
-"""What a backend is: plain records of numpy arrays, and the protocols of the three jobs it does.
+"""The boundary of a backend: plain records of numpy arrays, and the protocols of its three jobs.
 
-A **Sampler** draws responses, a **Learner** scores them and moves the weights, a **Collective** joins
-the processes that train one model together. A local engine is a Learner that is its own Sampler.
+A **Sampler** samples responses, a **Learner** scores them and updates the weights, a **Collective** connects the
+processes that train one model together. A local engine is a Learner that is its own Sampler.
 
-Letters in shapes mean the same everywhere: P prompts, R responses, N response tokens of all of them,
-S weighted sums at a time, H hidden size, V vocabulary size. Response tokens are *flat and in order*: those of
-all responses end to end, ``starts`` (int64 [R+1], first 0, last N) marking where each begins.
-Padding, masks, devices and storage types stay inside the backend; what crosses is numpy.
+Letters in shapes mean the same everywhere: P prompts, R responses, N response tokens of all of them, S weighted sums
+at a time, H hidden size, V vocabulary size. Response tokens are *flat and in order*: the tokens of all responses end
+to end, with ``starts`` (int64 [R+1], first 0, last N) marking where each begins. Padding, masks, devices and storage
+types stay inside the backend; only numpy crosses.
 
-A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches
-it as an :class:`Objective`, a numpy function that returns a loss and its derivative with respect to
-the log-probabilities, which the learner back-propagates into the weights.
+A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches it as an
+:class:`Objective`, a numpy function that returns a loss and its derivative with respect to the log-probabilities,
+which the learner back-propagates into the weights.
 
-Several processes train one model, each on responses of its own. What crosses this boundary is one
-process's: its rows, its features, its share of the gradient. ``step`` alone joins the gradients.
+If several processes train one model, each has its own responses. Only its own rows, features and share of the gradient
+cross this boundary; ``step`` alone combines the gradients.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class StopStrings(Protocol):
 
     @property
     def strings(self) -> tuple[str, ...]:
-        """Any of them ends a response."""
+        """Each of them ends a response."""
 
     def completed_by(self, tokens: Ids | Sequence[int]) -> bool:
-        """Whether the last of ``tokens``, a response so far, completes one."""
+        """Whether the last of ``tokens``, a response so far, completes a stop string."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw responses. ``temperature`` 0 takes the likeliest token.
+    """How to sample responses. ``temperature`` 0 takes the likeliest token.
 
-    Of the distribution at the temperature first ``min_p`` takes away tokens less likely than that share of the
-    likeliest one's probability, then ``top_k`` all but the k likeliest, then ``top_p`` all but the likeliest that
-    reach it together, of what is left by then. Tokens of one probability stay or go together under the first two.
+    The distribution at the temperature is truncated in this order: ``min_p`` removes tokens with less than that share
+    of the likeliest one's probability, ``top_k`` all but the k likeliest, and ``top_p`` all but the likeliest that
+    together reach it, of what is left. Under the first two, tokens of equal probability stay or go together.
 
-    A response ends with the first token that is one of ``stop_ids`` or completes a string of ``stop``.
-    That token is the last of the response, as it was sampled.
+    A response ends with the first token that is one of ``stop_ids`` or completes a string of ``stop``. That token is
+    the last of the response, as it was sampled.
     """
 
     max_tokens: int
@@ -74,36 +74,37 @@ class Sampling:
     stop: StopStrings | None = None
 
     def ends(self, tokens: Ids | Sequence[int]) -> bool:
-        """Whether a response ends with the last of ``tokens``, the limit aside."""
+        """Whether a response ends with the last of ``tokens``, apart from the length limit."""
         if not len(tokens):
             return False
         return int(tokens[-1]) in self.stop_ids or (self.stop is not None and self.stop.completed_by(tokens))
 
     @property
     def truncates(self) -> bool:
-        """Whether it draws from less than the whole distribution."""
+        """Whether it samples from less than the whole distribution."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def softmax_temperature(self) -> float:
-        """That of the distribution whose log-probabilities are told: 1 where the likeliest token is taken."""
+        """The temperature of the reported log-probabilities: 1 if the likeliest token is taken."""
         return self.temperature or 1.0
 
 
 def _nothing() -> None:
-    """What is called where nobody asks to be."""
+    """No-op callback."""
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
     """Prompts to answer. The noise of a response is a function of the seed and of its row in the whole batch.
 
-    ``rows`` numbers the responses, prompt-major, in the batch that several processes draw together, so that a
-    response does not depend on who draws it; None: 0, 1, 2, … ``interrupt`` is called every few tokens; what it
-    raises ends the drawing. ``entropies`` and ``proxy`` ask for what else an engine knows of tokens as it draws them.
+    ``rows`` numbers the responses, prompt-major, in the batch that several processes sample together, so that a
+    response does not depend on which process samples it; None: 0, 1, 2, … ``interrupt`` is called every few tokens,
+    and an exception it raises ends the rollout. ``entropies`` and ``proxy`` ask for what else the engine knows about
+    sampled tokens.
     """
 
-    prompts: tuple[Ids, ...]  # P, of at least one id each
+    prompts: tuple[Ids, ...]  # P, each of at least one id
     sampling: Sampling
     rows: Ids | None = None  # [R] = [P · samples]
     interrupt: Callable[[], None] = _nothing
@@ -127,12 +128,11 @@ class RolloutRequest:
 class Completions:
     """Sampled responses, prompt-major: those of the first prompt, then those of the second, …
 
-    ``tokens`` are the ids as they were sampled, the token that ended a response included;
-    ``logprobs`` are the sampling engine's own, at the sampling temperature, of the whole distribution;
-    ``truncated`` marks responses that ran into ``max_tokens`` without an end, see :class:`Sampling`;
-    ``version`` is that of the weights they were drawn from;
-    ``entropies`` are those of the distributions that ``logprobs`` are of, ``features`` what scoring would have made:
-    where they were asked for, the engine knows them, and those of all tokens fit the budgets.
+    ``tokens`` are the ids as they were sampled, including the token that ended a response; ``logprobs`` are the
+    sampling engine's own, at the sampling temperature and of the whole distribution; ``truncated`` marks responses
+    that reached ``max_tokens`` without an end, see :class:`Sampling`; ``version`` is that of the weights;
+    ``entropies`` are those of the same distributions, and ``features`` equal those of a forward pass. The last two are
+    present if they were requested, the engine knows them, and all tokens fit the memory budgets.
     """
 
     tokens: Ids  # [N]
@@ -145,7 +145,7 @@ class Completions:
 
 
 def starts_of(lengths: Sequence[int] | Ids) -> Ids:
-    """Where each of several responses begins when they lie end to end, and where the last ends: int64 [R+1]."""
+    """Where each response begins if they lie end to end, and where the last one ends: int64 [R+1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
@@ -153,8 +153,9 @@ def starts_of(lengths: Sequence[int] | Ids) -> Ids:
 class Sequences:
     """Prompts with their responses, ready for a forward pass.
 
-    ``temperature`` is the one the responses were drawn at: every log-probability and entropy is that of
-    softmax(logits / temperature). 0, of responses that took the likeliest token, becomes 1."""
+    Log-probabilities and entropies are those of softmax(logits / temperature), with the ``temperature`` that sampled
+    the responses. 0, which takes the likeliest token, becomes 1.
+    """
 
     prompts: tuple[Ids, ...]  # R arrays of at least one id; responses of a group share one array
     tokens: Ids  # [N]
@@ -207,10 +208,10 @@ class Proxy:
 
 
 class Features(Protocol):
-    """The proxies v [N, H] of one process's tokens, wherever they are kept; arithmetic in float32 or better.
+    """The proxies v [N, H] of this process's tokens, wherever they are stored; arithmetic in float32 or better.
 
-    Those that no budget had room for are computed anew for every reduction, by a forward under the weights
-    they belong to: RuntimeError where these have changed since, by step() or load().
+    Rows that fit no memory budget are recomputed for every reduction, by a forward pass under the weights they belong
+    to; RuntimeError if step() or load() has changed these since.
     """
 
     def weighted_sum(self, weights: Floats) -> Floats:
@@ -226,20 +227,20 @@ class Features(Protocol):
         """The features of tokens start:stop, a view that is valid until this one is closed."""
 
     def close(self) -> None:
-        """Free the memory; the features cannot be used afterwards. Closing twice is harmless."""
+        """Free the features; they cannot be used afterwards. Closing twice is harmless."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one forward without gradient tells about sampled tokens."""
+    """The results of a forward pass without gradient for sampled tokens."""
 
     logprobs: Floats  # [N] float32, of the sampled tokens at the sampling temperature
     entropies: Floats  # [N] float32, nats, of the distribution each token was drawn from
-    features: Features | None  # None when no proxy was asked for
+    features: Features | None  # None without a proxy
 
 
 class Objective(Protocol):
-    """What is minimised, as the learner sees it. Pure numpy; called for whole responses, each of them once."""
+    """The function to minimise. Pure numpy; called for whole responses, once for each."""
 
     def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
         """Loss and dloss/dlogp [n] for the responses at ``rows`` of the sequences that were handed to ``accumulate``.
@@ -255,7 +256,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """Sequences and what their tokens' log-probabilities are under some weights, to know these by."""
+    """Sequences with the log-probabilities of their tokens under some weights, to recognise these weights."""
 
     sequences: Sequences  # at temperature 1
     logprobs: Floats  # [N] float32, the learner's
@@ -263,15 +264,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights that a learner has published: their version, the folder they lie in, and what they answer.
+    """Weights that a learner has published: version, folder and probe.
 
-    ``folder`` is None where they were not written because the sampler computes with the learner's own.
-    It holds a model, or an ``adapter`` alone where only adapters are trained.
+    ``folder`` is None if nothing was written because the sampler uses the learner's own weights. It holds a model, or
+    only an ``adapter`` if only adapters are trained.
     """
 
     version: int
     folder: Path | None = None
-    probe: Probe | None = None  # of weights in a folder
+    probe: Probe | None = None  # if the weights are in a folder
 
 
 OnFinished = Callable[[int, Ids], None]
@@ -282,43 +283,43 @@ FileDigests = dict[str, str]  # SHA-256, hexadecimal, by the name of the file
 
 
 class Sampler(Protocol):
-    """Draws responses from some version of the weights."""
+    """Samples responses from a version of the weights."""
 
-    version: int  # of the weights that responses are drawn from now
+    version: int  # of the weights it samples from
 
     @property
     def inbox(self) -> Path | None:
-        """The folder that published weights are to be written into; None: the learner's own are at hand."""
+        """The folder for published weights; None: the sampler uses the learner's own."""
 
     def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
-        """Draw ``samples`` responses for each prompt.
+        """Sample ``samples`` responses for each prompt.
 
-        The same seed and rows give the same responses. ``on_finished(row, tokens)`` is called as soon as
-        response ``row`` (its index in the result) is complete, in whatever order they finish.
+        The same seed and rows give the same responses. ``on_finished(row, tokens)`` is called as soon as response
+        ``row`` (its index in the result) is complete, in whatever order they finish.
         """
 
     def load_weights(self, weights: PublishedWeights) -> None:
-        """Draw from these weights from now on. Raises BackendError where that cannot be."""
+        """Sample from these weights from now on. Raises BackendError if that is impossible."""
 
 
 class Learner(Protocol):
-    """Log-probabilities, gradients and updates of one model on one device, or of its shard there."""
+    """Log-probabilities, gradients and updates of one model, or of its shard, on one device."""
 
     name: str  # of the backend
     parameters: int  # in the model
-    trainable: int  # of them, updated by step()
+    trainable: int  # of these, updated by step()
     vocabulary: int  # ids the model can read and write
-    version: int  # of the weights: how often they were updated or loaded
-    threads: int | None  # of the processor that it computes with; None where it does not say
-    interrupt: Callable[[], None]  # called before every micro-batch; what it raises ends score or accumulate
+    version: int  # counts updates and loads of the weights
+    threads: int | None  # of the CPU; None if the backend does not say
+    interrupt: Callable[[], None]  # called before every micro-batch; an exception it raises ends score or accumulate
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
-        """One forward: log-probabilities, entropies and, with a proxy, features."""
+        """One forward pass: log-probabilities, entropies and, with a proxy, features."""
 
     def reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities [N] float32 under the policy as it was loaded.
 
-        Raises BackendError unless the settings said ``keep_reference``.
+        Raises BackendError unless the settings have ``keep_reference``.
         """
 
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
@@ -328,10 +329,10 @@ class Learner(Protocol):
         """
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
-        """Sum the gradient over processes, multiply it by ``scale``, clip it, update the weights, drop it.
+        """Sum the gradient over processes, multiply it by ``scale``, clip it, update the weights, and drop it.
 
-        Returns the norm of the whole gradient after scaling and before clipping, the same on every
-        process. Where it is not finite, nothing is updated.
+        Returns the norm of the whole gradient after scaling and before clipping, the same on every process. Updates
+        nothing if it is not finite.
         """
 
     def sample_weights(self) -> Floats:
@@ -352,21 +353,21 @@ class Learner(Protocol):
     def export(self, folder: Path) -> None:
         """Write a model folder (config, tokenizer, safetensors) that transformers and mlx-lm open.
 
-        Every process calls it, and the first one writes.
+        Every process must call it; rank 0 writes.
         """
 
     def publish(self, inbox: Path | None) -> PublishedWeights:
-        """The present weights for samplers, written into ``inbox`` where there is one."""
+        """Publish the present weights for samplers, written into ``inbox`` if there is one."""
 
     def peak_memory(self) -> int:
-        """Bytes: the most this process has used on the device (on a CPU: resident) so far."""
+        """The most bytes this process has used on the device so far (on a CPU: resident)."""
 
     def close(self) -> None:
-        """Free what the model holds."""
+        """Free the model."""
 
 
 class Engine(Sampler, Learner, Protocol):
-    """A learner that samples from its own weights: the same version, at no cost."""
+    """A learner that samples from its own weights, without copying them."""
 
 
 class Collective(Protocol):
@@ -374,16 +375,16 @@ class Collective(Protocol):
 
     rank: int  # of this process
     size: int  # how many there are
-    watchdog: Watchdog | None  # what notices ranks that hang; None on a single process
+    watchdog: Watchdog | None  # detects ranks that hang; None for a single process
 
     def sum(self, array: Summed) -> Summed:
         """The sum over ranks of arrays of one shape, the same bits on every rank."""
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank handed in, in the order of ranks: any object that can be pickled."""
+        """The items of all ranks, in rank order: any objects that can be pickled."""
 
     def barrier(self) -> None:
-        """Returns once every rank has called it."""
+        """Return once every rank has called it."""
 
     def close(self) -> None:
         """Leave the group."""

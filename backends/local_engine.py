@@ -1,4 +1,4 @@
-"""What every local engine does alike: checks of ids, retries where memory runs out, versions of the weights."""
+"""What all local engines share: checks of ids, retries when memory runs out, versions of the weights."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from backends.settings import BackendSettings
 
 Result = TypeVar("Result")
 
-PROBES, PROBE_TOKENS = 4, 15  # responses and tokens of each that published weights are known by
+PROBES, PROBE_TOKENS = 4, 15  # responses, and tokens of each, in the probe of published weights
 PROBE_SEED = 20605
 
 
 class MicroBatch(Protocol):
-    """What a retry needs to know of sequences that share one forward."""
+    """What a retry needs to know about the sequences of one forward pass."""
 
     @property
     def rows(self) -> Ids:
@@ -42,7 +42,7 @@ class MicroBatch(Protocol):
 
     @property
     def tokens(self) -> int:
-        """What counts against the budget."""
+        """Its size against the token budget."""
 
     @property
     def longest(self) -> int:
@@ -53,11 +53,11 @@ AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch | None)
 
 
 class Recovery:
-    """Runs forwards again with half the micro-batch where memory does not suffice.
+    """Repeats forward passes with half the micro-batch if memory runs out.
 
-    ``tokens`` is the budget of a micro-batch, which stays at what was found to fit. ``is_out_of_memory``
-    tells such errors from others, ``release`` frees what the framework holds on to. Not ``alone``, other ranks
-    are inside the same forward and would wait for ever: then nothing is run again.
+    ``tokens`` is the budget of a micro-batch, which stays at the size that fitted. ``is_out_of_memory`` recognises
+    such errors, ``release`` frees the framework's cached memory. Nothing is repeated unless ``alone``: otherwise other
+    ranks would wait forever inside the same forward pass.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Recovery:
         self._present: MicroBatch | None = None
 
     def track(self, batches: Iterable[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
-        """The micro-batches, each remembered while it is worked on."""
+        """Iterate over micro-batches and remember the present one."""
         for batch in batches:
             self.interrupt()
             self._present = batch
             yield batch
 
     def run(self, attempt: Callable[[], Result], restart: Callable[[], None] = lambda: None) -> Result:
-        """``attempt()``; where memory runs out, once more from ``restart`` on."""
+        """``attempt()``; if memory runs out, call ``restart`` and try again."""
         while True:
             try:
                 return attempt()
@@ -93,7 +93,7 @@ class Recovery:
             finally:
                 self._present = None
                 self._release()
-            restart()  # here, not above: an exception being handled keeps the failed attempt's tensors alive
+            restart()  # here, because inside the handler the exception keeps the failed attempt's tensors alive
 
 
 def check_ids(prompts: Sequence[Ids], tokens: Ids | None, vocabulary: int) -> None:
@@ -110,7 +110,7 @@ def check_ids(prompts: Sequence[Ids], tokens: Ids | None, vocabulary: int) -> No
 
 
 def probe_sequences(vocabulary: int) -> Sequences:
-    """A few random responses, always the same: an answer that has not moved is told from one that has."""
+    """A few random responses, always the same, which reveal whether weights have changed."""
     rng = np.random.default_rng(PROBE_SEED)
     ids = rng.integers(0, vocabulary, size=(PROBES, PROBE_TOKENS + 1))
     starts = np.arange(PROBES + 1, dtype=np.int64) * PROBE_TOKENS
@@ -153,7 +153,7 @@ class LocalEngine(ABC):
         return self._rollout(request, on_finished)
 
     def load_weights(self, weights: PublishedWeights) -> None:
-        """Nothing to do for the present weights, and there are no others."""
+        """Accept the present weights; this engine has no others. Raises BackendError for another version."""
         if weights.version != self.version:
             raise BackendError(
                 f"weights of version {weights.version} were asked for, but the {self.name} engine draws from its own, "
@@ -161,7 +161,7 @@ class LocalEngine(ABC):
             )
 
     def publish(self, inbox: Path | None) -> PublishedWeights:
-        """The present weights; written where somebody else is to read them, with what they answer to a probe."""
+        """Publish the present weights; writes them, with a probe, only if another process is to read them."""
         if inbox is None:
             return PublishedWeights(self.version)
         self._write(inbox)
@@ -169,7 +169,7 @@ class LocalEngine(ABC):
         return PublishedWeights(self.version, inbox, Probe(sequences, self.score(sequences).logprobs))
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
-        """One forward: log-probabilities, entropies and, with a proxy, features."""
+        """One forward pass: log-probabilities, entropies and, with a proxy, features."""
         check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
         return self.recovery.run(lambda: self._score(sequences, proxy))
 
@@ -181,7 +181,7 @@ class LocalEngine(ABC):
         return self.recovery.run(lambda: self._reference(sequences))
 
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
-        """Forward and backward over all sequences; where memory runs out it starts over with smaller micro-batches."""
+        """Forward and backward passes over all sequences; starts over with smaller micro-batches if memory runs out."""
         check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
         restore = self._keep_gradient()
 
@@ -195,9 +195,9 @@ class LocalEngine(ABC):
     # --------------------------------------------------------------------- for the engines
 
     def recompute(self, sequences: Sequences, proxy: Proxy) -> Callable[[int, int, Callable[[Any], Result]], Result]:
-        """A function of ``start``, ``stop`` and ``reduce`` that computes the features of those tokens again.
+        """A function of ``start``, ``stop`` and ``reduce`` that recomputes the features of those tokens.
 
-        Under the present weights only: it raises RuntimeError once they have changed.
+        It raises RuntimeError once the present weights have changed.
         """
         return partial(self._recompute, sequences, proxy, self.version)
 
@@ -209,7 +209,7 @@ class LocalEngine(ABC):
         return self.recovery.run(lambda: reduce(self._rows(sequences, proxy, start, stop)))
 
     def _write(self, inbox: Path) -> None:
-        """Write into ``inbox`` what samplers need: the whole model, or the adapters alone. Every process calls it."""
+        """Write what samplers need into ``inbox``: the whole model, or only the adapters. Every rank must call it."""
         self.export(inbox)
 
     @abstractmethod
@@ -230,7 +230,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _keep_gradient(self) -> Callable[[], None]:
-        """A function that brings back the gradient as it is now."""
+        """A function that restores the present gradient."""
 
     @abstractmethod
     def export(self, folder: Path) -> None:

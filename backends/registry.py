@@ -1,4 +1,4 @@
-"""Names of backends and how to make one. Frameworks are imported only when their backend is asked for."""
+"""The names of backends and how to create one. Frameworks are imported only when their backend is used."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from backends.settings import BackendSettings
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """Where a backend lives, what it needs, and how to get that."""
+    """Where a backend is, what it needs, and how to install that."""
 
     module: str  # has create(settings, name, collective) -> Engine and join(name) -> Collective
     needs: tuple[str, ...]  # importable packages
-    install: str  # what to type when one is missing
+    install: str  # the command that installs them
 
 
 ENTRIES = {
@@ -43,7 +43,7 @@ def default() -> str:
 
 
 def resolve(name: str) -> str:
-    """A backend's name from what a person typed; raises BackendError when there is none or it lacks a package."""
+    """A backend's name from user input; raises BackendError if it does not exist or lacks a package."""
     name = default() if name == "auto" else name
     if name not in ENTRIES:
         raise BackendError(f"backend '{name}' does not exist; choose one of auto, {', '.join(NAMES)}")
@@ -56,7 +56,7 @@ def resolve(name: str) -> str:
 
 
 def join(name: str) -> Collective:
-    """The processes that were started together with this one; raises BackendError where they cannot be reached."""
+    """Join the processes that were started together with this one; raises BackendError if they cannot be reached."""
     _, size = rank_and_size()
     if size == 1:
         return SOLO
@@ -65,7 +65,7 @@ def join(name: str) -> Collective:
 
 
 def create(name: str, settings: BackendSettings, collective: Collective = SOLO) -> Engine:
-    """Load a model onto a backend, or this rank's part of it. Raises BackendError with a line a person can act on."""
+    """Load a model, or this rank's part of it, onto a backend. Raises BackendError with one line."""
     name = resolve(name)
     make: Callable[[BackendSettings, str, Collective], Engine] = importlib.import_module(ENTRIES[name].module).create
     return make(settings, name, collective)

@@ -1,4 +1,4 @@
-"""Strings that end a response, found in the text of its tokens wherever token boundaries lie. Numpy only."""
+"""Strings that end a response, found in its text regardless of token boundaries. Numpy only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import numpy as np
 
 from backends.interface import Bools, Ids
 
-REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no whole character
+REPLACEMENT = "\ufffd"  # what decoding yields for an incomplete character
 
 
 @dataclass(frozen=True)
 class StopText:
-    """Strings of which the first that appears in a response's text ends it.
+    """Stop strings: the first that appears in a response's text ends it.
 
-    The token that completes a string is the response's last: it is kept as it was sampled, and counts.
-    ``decode`` is the text of ids, special tokens included; ``may_complete`` says of each id whether a
-    string can be complete only after it, so that for nearly all tokens nothing needs to be decoded.
+    The token that completes a string is the response's last: it is kept as sampled, and counts. ``decode`` returns the
+    text of ids, special tokens included; ``may_complete`` says for each id whether it can complete a string, so that
+    nearly all tokens need no decoding.
     """
 
     strings: tuple[str, ...]
     decode: Callable[[Ids], str]
-    may_complete: Bools  # [V] of the tokenizer; ids beyond it are no text
+    may_complete: Bools  # [V] of the tokenizer; larger ids have no text
 
     @classmethod
     def of(cls, strings: Sequence[str], decode: Callable[[Ids], str], vocabulary: int) -> StopText:
-        """Looks at the text of every id of a tokenizer with ``vocabulary`` of them. Empty strings are refused."""
+        """Inspect the text of every id of a tokenizer with ``vocabulary`` ids. Refuses empty strings."""
         if not all(strings):
             raise ValueError("a stop string is empty, and would end every response before it begins")
         last = {string[-1] for string in strings} | {REPLACEMENT}  # a character may need several tokens
@@ -36,7 +36,9 @@ class StopText:
 
     @property
     def window(self) -> int:
-        """Tokens within which a string ends that the last of them completes: each brings a byte, at least."""
+        """How many last tokens to decode: each adds at least a byte, so a string that the last one completes begins
+        there.
+        """
         return max(len(string.encode()) for string in self.strings) + 4
 
     def completed_by(self, tokens: Ids | Sequence[int]) -> bool:

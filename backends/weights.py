@@ -1,4 +1,4 @@
-"""What every backend refuses of weights it has read, in the same words."""
+"""Checks of loaded weights that every backend makes, with the same messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as confi
 
 
 def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise BackendError where a configuration asks for more layers than its folder has weights in all.
+    """Raise BackendError if a configuration has more layers than its folder has weights.
 
-    A broken number would have a library build layers until no memory is left, before it looks for their weights.
+    With a broken number, a library would build layers until memory runs out before it looks for their weights.
     """
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
     asked = [part[key] for part in parts for key in _LAYERS if isinstance(part.get(key), int | float)]
@@ -28,7 +28,7 @@ def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
             with safe_open(file, "np") as stored:
                 weights += len(stored.keys())
     except (OSError, SafetensorError):
-        return  # what reads the weights says what is wrong with them
+        return  # the loader reports what is wrong with them
     if 0 < weights < max(asked):
         raise BackendError(
             f"{folder}: config.json asks for {max(asked):,} layers, and there are {weights:,} weights in all; get the "
@@ -37,7 +37,7 @@ def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def refuse_nonfinite(where: str | Path, broken: Iterable[str]) -> None:
-    """Raise BackendError where any weight, of those named, holds NaN or infinity."""
+    """Raise BackendError if any of the named weights holds NaN or infinity."""
     names = sorted(broken)
     if names:
         raise BackendError(
@@ -47,7 +47,7 @@ def refuse_nonfinite(where: str | Path, broken: Iterable[str]) -> None:
 
 
 def refuse_unexpected(where: str | Path, unexpected: Iterable[str]) -> None:
-    """Raise BackendError where a folder holds weights that its configuration has no place for."""
+    """Raise BackendError if a folder holds weights that its configuration does not have."""
     names = sorted(unexpected)
     if names:
         raise BackendError(

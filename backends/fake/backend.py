@@ -1,4 +1,4 @@
-"""The verbs of the interface on the numpy model."""
+"""The interface's methods on the numpy model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATE = "state.safetensors"
 
 
 class FakeFeatures:
-    """Token features as one float64 array; of ``feature_bytes`` nothing is asked."""
+    """Token features as one float64 array; ignores ``feature_bytes``."""
 
     def __init__(self, vectors: Doubles) -> None:
         self.vectors = vectors  # [N, H]
@@ -63,7 +63,7 @@ class FakeFeatures:
 
 
 class FakeEngine(LocalEngine):
-    """A Qwen3 model that is trained whole, in float64; see ``backends.interface.Engine``."""
+    """A Qwen3 model trained as a whole in float64; see ``backends.interface.Engine``."""
 
     def __init__(self, settings: BackendSettings, name: str) -> None:
         if settings.model.lora is not None:
@@ -143,9 +143,11 @@ class FakeEngine(LocalEngine):
         yield np.arange(start, stop), features.vectors[start:stop]
 
     def _states(self, batch: PaddedBatch) -> tuple[Doubles, Back]:
-        """Post-norm hidden states [n, H] that predict the targets, and the way back from them."""
+        """Post-norm hidden states [n, H] that predict the targets, and a function for their gradient."""
         positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
-        states, back_trunk = self.model.trunk(batch.ids, positions)  # causal, so padding on the right is not seen
+        states, back_trunk = self.model.trunk(
+            batch.ids, positions
+        )  # attention is causal, so no token sees padding on the right
 
         def back(dh: Doubles) -> Doubles:
             dstates = np.zeros_like(states)
@@ -155,7 +157,7 @@ class FakeEngine(LocalEngine):
         return states[batch.predicts], back
 
     def _head(self, states: Doubles, temperature: float) -> Iterator[tuple[slice, Doubles]]:
-        """The head in chunks: which of the states, and their log-probabilities [c, V]."""
+        """The head in chunks: the slice of states, and their log-probabilities [c, V]."""
         rows = self.model.weights[self.model.head]
         for first in range(0, len(states), self.settings.memory.head_chunk_tokens):
             part = slice(first, first + self.settings.memory.head_chunk_tokens)

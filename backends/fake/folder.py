@@ -1,4 +1,4 @@
-"""Reading and writing a Qwen3 model folder."""
+"""Read and write Qwen3 model folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.fake.qwen3 import EMBEDDING, FINAL_NORM, HEAD, NumpyWeights, Qwen3
 from backends.interface import BackendError
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
-# What the forward pass takes for granted: config.json key, the values that mean it (None: not said).
+# Assumptions of the forward pass: keys of config.json with their allowed values (None: absent).
 ASSUMED: dict[str, tuple[Any, ...]] = {
     "model_type": ("qwen3",),
     "hidden_act": ("silu", None),
@@ -27,7 +27,7 @@ ASSUMED: dict[str, tuple[Any, ...]] = {
 
 
 def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
-    """Config and float64 weights of a model folder; raises BackendError where it is not a Qwen3 one."""
+    """Config and float64 weights of a model folder; raises BackendError if it is not a Qwen3 one."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise BackendError(f"{model}: no model folder (config.json is missing); the fake backend downloads nothing")
@@ -66,7 +66,7 @@ def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
 
 
 def _check_shapes(config: Qwen3Config, weights: NumpyWeights, folder: Path) -> None:
-    """Raise BackendError where a weight that the configuration asks for is missing or of another shape."""
+    """Raise BackendError if a weight of the configuration is missing or has another shape."""
     hidden, query, key = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
     vocabulary, wide = (len(weights.get(name, ())) for name in (EMBEDDING, "model.layers.0.mlp.up_proj.weight"))
     expected: dict[str, tuple[int, ...]] = {EMBEDDING: (vocabulary, hidden), FINAL_NORM: (hidden,)}
@@ -115,7 +115,7 @@ def _weights(folder: Path, tied: bool) -> NumpyWeights:
 
 
 def write(source: str, folder: Path, weights: NumpyWeights) -> None:
-    """Weights in float32, with the config and the tokenizer files of the folder they came from."""
+    """Write weights in float32, with config and tokenizer files of the folder they came from."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in Path(source).iterdir():
         if path.suffix in (".json", ".jinja", ".txt", ".model") and ".safetensors" not in path.name:

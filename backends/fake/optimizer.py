@@ -13,7 +13,7 @@ from backends.settings import Optimizer
 class FakeAdamW:
     """Adam with bias correction and decoupled weight decay on every weight (Loshchilov & Hutter 2019).
 
-    Its moments are in host memory as they are, so ``offload`` changes nothing.
+    Moments always are in host memory, so ``offload`` changes nothing.
     """
 
     def __init__(self, settings: Optimizer, weights: NumpyWeights) -> None:
@@ -23,9 +23,9 @@ class FakeAdamW:
         self.square = {name: np.zeros_like(weight) for name, weight in weights.items()}
 
     def step(self, weights: NumpyWeights, grads: NumpyWeights, learning_rate: float, scale: float) -> float:
-        """Update ``weights`` in place; the norm of ``scale`` times the gradient, before it is clipped.
+        """Update ``weights`` in place; returns the norm of ``scale`` times the gradient before clipping.
 
-        Where that is not finite, nothing is updated.
+        Updates nothing if the norm is not finite.
         """
         settings = self.settings
         norm = abs(scale) * math.sqrt(sum(float(np.vdot(grad, grad)) for grad in grads.values()))

@@ -1,4 +1,4 @@
-"""Responses drawn token by token, with a key-value cache; finished ones leave the batch."""
+"""Sample responses token by token with a key-value cache; finished ones leave the batch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MakeFeatures = Callable[
 
 
 def log_softmax(logits: Doubles) -> Doubles:
-    """Over the last axis."""
+    """Log-softmax over the last axis."""
     shifted: Doubles = logits - logits.max(-1, keepdims=True)
     total: Doubles = np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted - total
 
 
 def draw(logprobs: Doubles, noise: Doubles, sampling: Sampling) -> Ids:
-    """One token of each distribution [B, V] by the inverse of its cumulative sum at ``noise`` [B].
+    """One token of each distribution [B, V]: the inverse of its cumulative sum at ``noise`` [B].
 
-    Of the tokens that ``sampling`` leaves. One of probability zero is never drawn.
+    Only tokens that ``sampling`` allows; a token of probability zero is never drawn.
     """
     p = np.exp(logprobs)
     p[p < sampling.min_p * p.max(axis=-1, keepdims=True)] = 0
@@ -40,7 +40,7 @@ def draw(logprobs: Doubles, noise: Doubles, sampling: Sampling) -> Ids:
         np.put_along_axis(p, order, ranked, axis=-1)
     cumulative = np.cumsum(p, axis=-1)
     total = cumulative[:, -1]
-    point = np.minimum(noise * total, np.nextafter(total, 0))  # noise·total may round up to total
+    point = np.minimum(noise * total, np.nextafter(total, 0))  # because noise·total may round up to total
     drawn: Ids = (cumulative <= point[:, None]).sum(-1)
     return drawn
 
@@ -58,7 +58,7 @@ class DrawnResponse:
 def generate(
     model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: MakeFeatures
 ) -> dict[int, DrawnResponse]:
-    """The responses ``rows``; row r answers prompt r // samples. ``features`` makes them of what is drawn."""
+    """The responses ``rows``; row r answers prompt r // samples. ``features`` computes their features."""
     sampling, seeds = request.sampling, request.global_rows[rows]
     noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
     tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
@@ -66,7 +66,7 @@ def generate(
     vectors = np.zeros((*tokens.shape, model.config.hidden if request.proxy else 0))
     finished: dict[int, DrawnResponse] = {}
     hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
-    active = np.arange(len(rows))  # what is left of the batch, as indices into rows
+    active = np.arange(len(rows))  # the remaining batch, as indices into rows
     for count in range(1, sampling.max_tokens + 1):
         request.interrupt()
         logits = hidden @ model.weights[model.head].T  # [B, V]
@@ -96,9 +96,9 @@ def generate(
 
 
 def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, KeyValueCache, Ids]:
-    """One forward of each different prompt, its result repeated for the rows that answer it.
+    """One forward pass per distinct prompt, with its result repeated for the rows that answer it.
 
-    Returns the state that predicts the first token [B, H], the cache, the next position [B].
+    Returns the state that predicts the first token [B, H], the cache, and the next position [B].
     """
     used, index = np.unique(of_row, return_inverse=True)
     lengths = np.array([len(prompts[i]) for i in used])
@@ -108,5 +108,5 @@ def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> t
     cache = KeyValueCache.empty(model.config, len(used), int(lengths.max()) + slots)
     states, _ = model.trunk(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape), cache)
     last = states[np.arange(len(used)), lengths - 1]
-    # Slots beyond a short prompt hold padding, which is overwritten before anything can attend to it.
+    # Slots past a short prompt hold padding, which is overwritten before any token attends to it.
     return last[index], cache.select(index), lengths[index]

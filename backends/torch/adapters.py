@@ -14,7 +14,7 @@ from backends.interface import BackendError
 from backends.settings import Lora
 from backends.torch.four_bits import unpacked
 
-NAME = "default"  # PEFT's, of the one adapter that a model has
+NAME = "default"  # PEFT's name for the only adapter of a model
 
 
 def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
@@ -48,7 +48,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
         layers_to_transform=None if lora.layers is None else list(range(depth - lora.layers, depth)),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT asks by the former name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT uses the old name
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(causal, config).eval()
     adapted = modules(causal)
@@ -78,19 +78,19 @@ def modules(causal: Any) -> dict[str, Any]:
 
 
 class _DoraVariant:
-    """DoRA in the place of PEFT's own: what LoRA gives, every row times m/‖W + scale·B·A‖.
+    """DoRA in place of PEFT's own: LoRA's output with every row times m/‖W + scale·B·A‖.
 
-    No gradient goes through the norms, in PEFT and in mlx-lm neither, so between two updates they are constants.
-    PEFT computes them at each call, from two more matrices of W's size; here they are what :func:`renew` left.
+    No gradient flows through the norms, as in PEFT and mlx-lm, so they are constants between two updates. PEFT
+    computes them in every call, with two more matrices of W's size; here :func:`renew` computes them once.
     """
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        """``result``, what the base layer makes of ``x`` [..., in], with the adapters: [..., out] in its type."""
+        """The output [..., out] of the adapted layer; ``result`` is the base layer's output for ``x`` [..., in]."""
         low = module.lora_B[active_adapter](module.lora_A[active_adapter](x))
         factor = module.lora_magnitude_vector[active_adapter].weight / module.row_norms
         scaled = (result + low * module.scaling[active_adapter]) * factor
-        bias = module.get_base_layer().bias  # which is part of ``result`` and not of what is scaled
+        bias = module.get_base_layer().bias  # part of ``result``, but not scaled
         if bias is not None:
             scaled = scaled + (1 - factor) * bias
         out: Tensor = scaled.to(result.dtype)
@@ -98,14 +98,14 @@ class _DoraVariant:
 
 
 def renew(causal: Any) -> None:
-    """Compute the norms that DoRA divides by anew. To be called when adapters have changed, by every rank."""
+    """Recompute DoRA's norms. Every rank must call it whenever adapters have changed."""
     for module in modules(causal).values():
         if NAME in module.lora_magnitude_vector:
             module.row_norms = torch.linalg.vector_norm(_sum(module), dim=1)
 
 
 def merged(module: Any) -> Tensor:
-    """The weight [out, in] that an adapted layer computes with, float32; every rank calls it."""
+    """The float32 weight [out, in] of an adapted layer, adapter included; every rank must call it."""
     weight = _sum(module)
     if NAME not in module.lora_magnitude_vector:
         return weight
@@ -121,7 +121,7 @@ def _sum(module: Any) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, of which each rank may hold a part."""
+    """The whole tensor, of which each rank may hold a part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,7 +1,7 @@
-"""Attention over a packed row of tokens: prompts to themselves, responses to their prompt and themselves.
+"""Attention over a packed row of tokens: prompts attend to themselves, responses to their prompt and themselves.
 
-Everything else in a transformer works token by token, so a row without padding, in which a prompt is
-computed once for all its responses, costs what its tokens cost. Only attention must know who is whose.
+Everything else in a transformer works token by token. So in a row without padding, in which a prompt is computed once
+for all its responses, only attention must know which tokens belong together.
 """
 
 from __future__ import annotations
@@ -23,51 +23,53 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from backends.batching import PackedBatch
 from backends.interface import Ids
 
-NAME = "packed_rows"  # of this attention, among those that transformers knows
+NAME = "packed_rows"  # the name under which transformers knows this attention
 
 
-# What a call of the kernel is taken to cost, in queries × keys, where the device would wait for the host: estimated
-# from a step on one H100, not tuned. Responses to several prompts are padded into one call. A processor does not wait.
+# The assumed cost of a kernel call on CUDA, in queries × keys: estimated from a step on one H100, not tuned. To save
+# calls, responses to several prompts are padded into one. On a CPU a call costs nothing extra.
 CALL_PAIRS = {"cpu": 0, "cuda": 2**20}
-MASKED_PAIRS = 2**25  # at most in one call of padded prompts, whose mask has a number for each
-ALIGNMENT = 8  # keys, to a multiple of which the kernel would otherwise pad a mask in every layer
+MASKED_PAIRS = 2**25  # queries × keys, at most, in a call with padded prompts, which needs a dense mask
+ALIGNMENT = 8  # pad keys to a multiple of this; otherwise the kernel pads the mask in every layer
 
 
 @dataclass(frozen=True)
 class Block:
-    """Sequences of like length: ``rows`` × ``width`` queries of each of some prompts, or those prompts themselves.
+    """Sequences of similar length: ``rows`` × ``width`` queries for each of some prompts, or the prompts themselves.
 
-    Padding is at the end of each row, where causal attention lets no token see it, and at the start of prefixes.
+    Rows are padded at the end, where causal attention hides it from every token; prefixes are padded at the start.
     """
 
     rows: int
     width: int
-    prompts: tuple[int, ...] = ()  # the prefixes; none for prompts themselves
-    prefix: int = 0  # tokens of the longest of them
-    columns: Tensor | None = None  # [prompts · prefix] their tokens among those of all prompts; None for a single one
-    padding: Tensor | None = None  # [prompts, 1, prefix + width] keys that are padding; None where there are none
+    prompts: tuple[int, ...] = ()  # the prefixes; empty for prompts themselves
+    prefix: int = 0  # tokens of the longest prefix
+    columns: Tensor | None = (
+        None  # [prompts · prefix] their positions among the tokens of all prompts; None for a single prompt
+    )
+    padding: Tensor | None = None  # [prompts, 1, prefix + width] which keys are padding; None if there is none
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Sequences and queries of each."""
+        """The number of sequences, and queries in each."""
         return self.rows * max(1, len(self.prompts)), self.width
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Who attends to whom in a packed row of T tokens."""
+    """Which token attends to which in a packed row of T tokens."""
 
     blocks: tuple[Block, ...]
-    queries: Tensor  # [Q] tokens of the row as the blocks hold them; a sequence's last token stands for its padding
-    places: Tensor  # [T] where each token is among the queries
+    queries: Tensor  # [Q] positions in the row, in the order of the blocks; padding repeats a sequence's last token
+    places: Tensor  # [T] the position of each token among the queries
     prompts: Tensor  # all tokens of prompts, one prompt after another
     prompt_sizes: tuple[int, ...]
-    windows: tuple[int, ...]  # tokens that each layer looks back on; 0: all
-    reached: set[int | None] = field(default_factory=set)  # layers whose attention has used the layout
+    windows: tuple[int, ...]  # window of each layer in tokens; 0: all
+    reached: set[int | None] = field(default_factory=set)  # layers that have used the layout
 
     @classmethod
     def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> PackedLayout:
-        """The blocks of a packed batch: one or more of prompts, one or more of responses."""
+        """The blocks of a packed batch: one or more of prompts, and one or more of responses."""
         places, end = np.empty(len(batch.ids), dtype=np.int64), 0
         blocks: list[Block] = []
         queries: list[Ids] = []
@@ -78,7 +80,7 @@ class PackedLayout:
             rows, width = max(run.rows for run in members), max(run.width for run in members)
             columns = np.arange(width)
             for run in members:
-                padded = np.minimum(np.arange(rows), run.rows - 1)  # its last sequence stands for those it lacks
+                padded = np.minimum(np.arange(rows), run.rows - 1)  # repeats its last sequence in place of missing ones
                 tokens = run.starts[padded, None] + np.minimum(columns, run.lengths[padded, None] - 1)
                 real = (columns < run.lengths[padded, None]) & (np.arange(rows) < run.rows)[:, None]
                 places[tokens[real]] = end + np.flatnonzero(real)
@@ -98,7 +100,7 @@ class PackedLayout:
 
 @dataclass(frozen=True)
 class _Run:
-    """Sequences of like length, longest first, that share a prefix."""
+    """Sequences of similar length that share a prefix, longest first."""
 
     prompt: int | None
     prefix: int  # tokens of it
@@ -115,7 +117,7 @@ class _Run:
 
 
 def _responses(batch: PackedBatch) -> Iterator[_Run]:
-    """The responses of each prompt in runs."""
+    """The responses of each prompt, as runs."""
     for prompt, group in enumerate(batch.groups):
         starts = group.start + group.prompt + np.cumsum(group.responses) - group.responses
         for run in _alike(group.responses):
@@ -123,9 +125,10 @@ def _responses(batch: PackedBatch) -> Iterator[_Run]:
 
 
 def _merged(runs: Iterable[_Run], call: int) -> Iterator[list[_Run]]:
-    """Runs of several prompts that share a call: while its padding is less than ``call`` queries × keys for each saved.
+    """Group runs of several prompts into shared calls while that pads fewer than ``call`` queries × keys per saved
+    call.
 
-    One run of a prompt: of a gradient with three terms the order would decide.
+    A call takes at most one run of each prompt; otherwise the order would decide a gradient with three terms.
     """
 
     def pairs(members: list[_Run]) -> int:
@@ -146,7 +149,7 @@ def _merged(runs: Iterable[_Run], call: int) -> Iterator[list[_Run]]:
 
 
 def _block(members: list[_Run], rows: int, width: int, sizes: Ids, device: torch.device) -> Block:
-    """The block of runs, one of each of some prompts of which all have ``sizes`` tokens, that share a call."""
+    """The block of one call: one run of each of some prompts that all have ``sizes`` tokens."""
     prompts = tuple(run.prompt for run in members if run.prompt is not None)
     if len(prompts) < 2:
         return Block(rows, width, prompts, members[0].prefix)
@@ -155,14 +158,14 @@ def _block(members: list[_Run], rows: int, width: int, sizes: Ids, device: torch
     if unlike:
         prefix += -(prefix + width) % ALIGNMENT
     own = sizes[list(prompts)]
-    missing = prefix - own[:, None]  # columns of each that are padding, which its first token stands for
+    missing = prefix - own[:, None]  # padding columns of each, which repeat its first token
     columns = (np.cumsum(sizes) - sizes)[list(prompts), None] + np.maximum(np.arange(prefix) - missing, 0)
     padding = torch.from_numpy(np.arange(prefix + width) < missing)[:, None].to(device) if unlike else None
     return Block(rows, width, prompts, prefix, torch.from_numpy(columns.ravel()).to(device), padding)
 
 
 def _alike(lengths: Ids) -> Iterator[Ids]:
-    """Indices of ``lengths`` above 0, longest first, in runs of which none is half as long as the longest."""
+    """Indices of ``lengths`` above 0, longest first, in runs where none is half as long as the longest."""
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
     while len(order):
@@ -183,8 +186,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
 
-    Without a layout it is that of transformers, with the mask it is given. Raises ValueError where the
-    model asks for more than a softmax with capped logits or sinks.
+    Without a layout it is transformers' own attention with the given mask. Raises ValueError if the model needs more
+    than a softmax with capped logits or sinks.
     """
     if options.get("position_bias") is not None:
         raise ValueError("attention with position_bias is not supported")
@@ -202,11 +205,11 @@ def packed_attention(
     layer = getattr(module, "layer_idx", None)
     layout.reached.add(layer)
     window = layout.windows[layer or 0]
-    # Norms leave queries and keys in float32 under autocast, values come straight from a product.
+    # Under autocast, norms leave queries and keys in float32, while values come from a product in 16 bits.
     states = [state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value)]
     sizes = [math.prod(block.shape) for block in layout.blocks]
     gathered = [state.index_select(0, layout.queries).split(sizes) for state in states]
-    # Each prompt once, not once for each block: a gradient summed over copies would depend on their order.
+    # Each prompt once, not once per block: a gradient summed over copies would depend on their order.
     whole = [state.index_select(0, layout.prompts) for state in states[1:]]
     prefixes = [state.split(layout.prompt_sizes) for state in whole]
     outputs = []
@@ -221,23 +224,24 @@ def packed_attention(
 
 @dataclass(frozen=True)
 class Softmax:
-    """What some models do otherwise inside their attention: no fused kernel of PyTorch's knows it.
+    """Variants of the softmax that no fused kernel of PyTorch supports.
 
-    All scores of a block then exist at once, float32, and twice for the gradient.
+    They materialise all scores of a block in float32, and twice for the gradient.
     """
 
     softcap: float | None = None  # scores become softcap · tanh(score / softcap)
-    sinks: Tensor | None = None  # [heads] the score of a key without a value, which every query sees
+    sinks: Tensor | None = None  # [heads] the score of a key without a value that every query sees
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing of the kind."""
+        """Whether it is an ordinary softmax."""
         return self.softcap is None and self.sinks is None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scaling: float | None) -> Tensor:
-        """Outputs like ``query`` [rows, heads, tokens, size] where ``visible`` says who sees whom, [.., tokens, keys].
+        """Outputs shaped like ``query`` [rows, heads, tokens, size]; ``visible`` [.., tokens, keys] says which keys
+        count.
 
-        Heads of queries share keys and values where these have fewer.
+        Heads of queries share keys and values if these have fewer heads.
         """
         keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
         scores = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -251,10 +255,10 @@ class Softmax:
 
 
 def _attend_once(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Of one token of each row: heads that share keys are the rows of one product, and no key is repeated.
+    """Attention of one token per row; query heads that share keys become the rows of one product.
 
-    From queries [B, heads, 1, size], keys and values [B, fewer heads, T, size] and a mask [B, 1, 1, T] to
-    [B, 1, heads, size].
+    Takes queries [B, heads, 1, size], keys and values [B, fewer heads, T, size] and a mask [B, 1, 1, T]; returns [B,
+    1, heads, size].
     """
     shared = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
     found = scaled_dot_product_attention(shared, keys, values, mask, scale=scaling)
@@ -294,14 +298,14 @@ def _attend(
 
 
 def _mask(block: Block, window: int, device: torch.device) -> Tensor | None:
-    """Query i sees the keys up to prefix + i, the last ``window`` of them; None is plain causal attention."""
+    """Query i sees the keys up to prefix + i, at most the last ``window``; None means plain causal attention."""
     if block.padding is not None or (window and block.prefix + block.width > window):
         return _seen(block, window, device)
     return causal_lower_right(block.width, block.prefix + block.width) if block.prefix else None
 
 
 def _seen(block: Block, window: int, device: torch.device) -> Tensor:
-    """The same as truth values, [width, prefix + width]; with padding [sequences, 1, width, prefix + width]."""
+    """The mask as booleans, [width, prefix + width], or with padding [sequences, 1, width, prefix + width]."""
     every = _visible(block.width, block.prefix, window, device)
     if block.padding is None:
         return every
@@ -309,15 +313,15 @@ def _seen(block: Block, window: int, device: torch.device) -> Tensor:
 
 
 def _visible(width: int, prefix: int, window: int, device: torch.device) -> Tensor:
-    """Which keys each query sees, where none is padding, [width, prefix + width]."""
+    """Which keys each query sees without padding, [width, prefix + width]."""
     every = torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril_(prefix)
     return every.triu_(prefix - window + 1) if window else every
 
 
 def _takes_fewer_keys(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:
-    """Whether the kernel for these [rows, heads, tokens, size] lets heads of queries share keys.
+    """Whether the kernel for these [rows, heads, tokens, size] lets query heads share keys.
 
-    On CUDA only the flash kernel does, for causal masks; the others would score whole matrices.
+    On CUDA only the flash kernel does, with causal masks; the others would materialise all scores.
     """
     if query.device.type != "cuda":
         return True

@@ -46,7 +46,7 @@ from backends.torch.sharding import FILLER, DataParallel
 
 
 def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
-    """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with a line a person can act on."""
+    """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with one line."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendError(
             f"backend 'cuda' finds no usable NVIDIA GPU (torch {torch.__version__}); choose --backend cpu, "
@@ -56,12 +56,12 @@ def create(settings: BackendSettings, name: str, collective: Collective = SOLO) 
 
 
 def join(name: str) -> Collective:
-    """The ranks that this process was started with."""
+    """The ranks that were started together with this process."""
     return TorchCollective(name)
 
 
 class TorchEngine(LocalEngine):
-    """One model on one device. Every public method is that of :class:`backends.interface.Engine`."""
+    """One model on one device. Its public methods are those of :class:`backends.interface.Engine`."""
 
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, out_of_memory, self._free_cache)
@@ -74,7 +74,7 @@ class TorchEngine(LocalEngine):
         torch.set_num_threads(self.threads)
         self._device = torch.device(name)
         self._collective = collective
-        # Before it is split over GPUs the whole model has room in host memory only.
+        # Before the model is split over GPUs, only host memory can hold all of it.
         self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
@@ -95,7 +95,7 @@ class TorchEngine(LocalEngine):
         if name == "cpu" and not self._parallel.sharded:
             self._policy.embed_sparsely()
         self._optimizer = TorchAdamW(dict(self._policy.trained()), settings.optimizer, self._parallel)
-        self._cache_token_limit = sys.maxsize  # of a rollout; shrinks where memory does not suffice
+        self._cache_token_limit = sys.maxsize  # of a rollout; shrinks if memory runs out
 
     # ------------------------------------------------------------------------------- generating
 
@@ -252,13 +252,13 @@ class TorchEngine(LocalEngine):
         return loss
 
     def _backward(self, batch: PackedBatch, temperature: float, objective: Objective) -> float:
-        """The loss of one micro-batch; its gradient is added to that of the weights."""
+        """The loss of one micro-batch; adds its gradient to that of the weights."""
         with self._policy.checkpointing():
             hidden, predicts, targets = self._hidden(self._policy, batch)
             fixed = hidden.detach()[predicts]
             loss, pulled = self._backward_head(batch, fixed, targets, temperature, objective)
             if pulled is None:
-                if not self._parallel.sharded:  # where it is, others wait for this backward
+                if not self._parallel.sharded:  # if it is, other ranks wait for this backward pass
                     return loss
                 self._head_with_gradient()
                 pulled = torch.zeros_like(fixed, dtype=torch.float32)
@@ -269,9 +269,9 @@ class TorchEngine(LocalEngine):
     def _backward_head(
         self, batch: PackedBatch, hidden: Tensor, targets: Tensor, temperature: float, objective: Objective
     ) -> tuple[float, Tensor | None]:
-        """The loss and its derivative with respect to ``hidden`` [n, H] float32; None where that is 0.
+        """The loss and its derivative with respect to ``hidden`` [n, H] float32; None if that is 0.
 
-        The gradient of the head's own weight is added to it.
+        Adds the gradient of the head's own weight to it.
         """
         head = self._policy.head(self.settings.memory.head_chunk_tokens)
         whole = getattr(objective, "needs_whole_micro_batch", False)
@@ -299,14 +299,14 @@ class TorchEngine(LocalEngine):
         return loss, pulled if moved else None
 
     def _backward_nothing(self) -> None:
-        """Keep step with ranks that have a micro-batch more: a backward of nothing."""
+        """Run an empty backward pass, to keep step with ranks that have one more micro-batch."""
         with self._policy.checkpointing():
             hidden, _, _ = self._hidden(self._policy, FILLER)
             self._head_with_gradient()
             hidden.backward(torch.zeros_like(hidden))
 
     def _head_with_gradient(self) -> Tensor | None:
-        """The gradient of the output matrix, zero at first; None where it is frozen. To be had after a forward."""
+        """The gradient of the output matrix, zero at first; None if it is frozen. Call it after a forward pass."""
         return dense_gradient(self._policy.head_weight)
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
@@ -350,9 +350,9 @@ class TorchEngine(LocalEngine):
         self._collective.barrier()
 
     def _write(self, inbox: Path) -> None:
-        self._free_cache()  # which an engine on the same GPU may be about to need
+        self._free_cache()  # an engine on the same GPU may need it
         lora = self.settings.model.lora
-        if lora is None or lora.dora:  # vLLM takes no adapters with magnitudes
+        if lora is None or lora.dora:  # vLLM does not support DoRA adapters
             self.export(inbox)
             return
         self._parallel.scatter(self._policy)
@@ -374,14 +374,16 @@ class TorchEngine(LocalEngine):
     # ----------------------------------------------------------------------------------- details
 
     def _hidden(self, policy: TorchPolicy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """A micro-batch's hidden states [T, H], which of them predict response tokens [n], and those tokens [n]."""
-        with policy.compute(cached=not self._parallel.sharded):  # of split weights the copies would be all of them
+        """A micro-batch's hidden states [T, H], positions that predict response tokens [n], and those tokens [n]."""
+        with policy.compute(
+            cached=not self._parallel.sharded
+        ):  # with split weights the copies would be the whole model
             hidden = policy.packed_hidden(batch)
         predicts, targets = (torch.from_numpy(array).to(self._device) for array in (batch.predicts, batch.targets))
         return hidden, predicts, targets
 
     def _rounds(self, sequences: Sequences) -> Iterator[PackedBatch | None]:
-        """The micro-batches of the sequences; None where other ranks still have some, and all must keep step."""
+        """The micro-batches of the sequences, then None while other ranks still have some, to keep step with them."""
         return self.recovery.track(self._parallel.rounds(packed_batches(sequences, self.recovery.tokens)))
 
     def _free_cache(self) -> None:
@@ -390,9 +392,9 @@ class TorchEngine(LocalEngine):
 
 
 def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
-    """Zeros of a shape [T, H] with rows [n, H] added at indices [n]: a prompt's end predicts several tokens.
+    """Zeros [T, H] with rows [n, H] added at indices [n], which repeat where a prompt's end predicts several tokens.
 
-    Each device has one way that adds in a fixed order: PyTorch's other one uses atomic sums.
+    Uses the operation that adds in a fixed order on each device: PyTorch's other one uses atomic sums.
     """
     total = rows.new_zeros(shape)
     if rows.device.type == "cuda":
@@ -401,5 +403,5 @@ def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
 
 
 def _parts(batch: PackedBatch, head: TorchHead) -> list[slice]:
-    """The tokens of a micro-batch whose logits exist at a time: in scoring as in an update, to the same bits."""
+    """The tokens of a micro-batch whose logits exist at the same time; bitwise the same in scoring and updates."""
     return [part for part, _ in response_chunks(batch, head.chunk, cut=True)]

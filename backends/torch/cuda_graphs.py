@@ -1,6 +1,6 @@
-"""One more token of each response: on CUDA recorded once as a graph, then launched whole.
+"""Forward passes of one token per response, recorded as CUDA graphs where possible.
 
-A forward of single tokens is a thousand small kernels, which a host takes longer to launch than a GPU to compute.
+Such a pass launches a thousand small kernels, which takes the host longer than the GPU needs to run them.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from backends.torch.model import TorchPolicy
 
 @dataclass(frozen=True)
 class _Recording:
-    """A forward of so many rows over so many columns, and where its input and output lie."""
+    """A recorded forward pass over a number of rows and columns, and its input and output buffers."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Any  # ids [rows], lengths [rows] and masks
-    where: Any  # places in the cache that it writes to
+    where: Any  # the cache positions it writes to
     hidden: Tensor  # [rows, H]
 
 
 class Decoder:
-    """Forwards of one token for each response in a cache.
+    """Forward passes of one token for each response in a cache.
 
-    What is recorded holds for so many rows and columns of the cache as it lies now. Both are rounded up, so that shapes
-    come again: what lies past the last response or its tokens is computed and not read. A shape is recorded when it
-    comes a second time. Where a model does what cannot be recorded, its kernels are launched one after another.
+    A recording is valid for a number of rows and columns of the cache at its present address. Both are rounded up so
+    that shapes recur; values past the last response or its tokens are computed but never read. A shape is recorded the
+    second time it occurs. If a model does something that cannot be recorded, its kernels are launched one by one.
     """
 
     def __init__(self, policy: TorchPolicy, cache: SlotCache) -> None:
         self._policy, self._cache = policy, cache
         self._records = policy.device.type == "cuda"
         self._columns = 0
-        self._seen: dict[tuple[int, ...], _Recording | None] = {}  # by rows and columns
-        self._pool: Any = None  # of memory, which the recordings share
+        self._seen: dict[tuple[int, ...], _Recording | None] = {}  # recordings by rows and columns
+        self._pool: Any = None  # the memory pool that recordings share
 
     def __call__(self, ids: Tensor, lengths: Ids) -> Tensor:
-        """Append ids [n] to the responses, which have ``lengths`` [n] tokens: hidden states [n, H] after them."""
+        """Append ids [n] to the responses, which have ``lengths`` [n] tokens; returns hidden states [n, H]."""
         count, width = len(ids), int(lengths.max()) + 1
         if not self._records:
             at = torch.from_numpy(lengths).to(ids.device)
@@ -57,7 +57,7 @@ class Decoder:
         return self._replayed(padded, at, masks)[:count].clone()
 
     def _replayed(self, *inputs: Any) -> Tensor:
-        if self._columns != self._cache.columns:  # which have moved
+        if self._columns != self._cache.columns:  # their addresses have changed
             self._columns, self._seen, self._pool = self._cache.columns, {}, None
         shape = tuple(size for tensor in tree_flatten(inputs)[0] for size in tensor.shape)
         if shape not in self._seen:
@@ -72,7 +72,7 @@ class Decoder:
         return recording.hidden
 
     def _record(self, inputs: Any) -> _Recording | None:
-        """A forward recorded, not yet run; None where that fails."""
+        """Record a forward pass without running it; None if that fails."""
         own = tree_map(torch.clone, inputs)
         where = self._cache.write_at(own[1])
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -80,7 +80,9 @@ class Decoder:
             graph, hidden = _recorded(lambda: self._forward(*own), self._pool)
         except RuntimeError:
             self._records = False
-            _recorded(lambda: torch.zeros(1, device=own[0].device))  # one that ends well frees the random generator
+            _recorded(
+                lambda: torch.zeros(1, device=own[0].device)
+            )  # a capture that succeeds releases the random generator
             self._cache.write_at(inputs[1])
             return None
         return _Recording(graph, own, where, hidden)
@@ -97,14 +99,14 @@ class Decoder:
 
 
 def _grain(size: int, parts: int) -> int:
-    """Of the power of two that ``size`` has reached, so many parts."""
+    """The rounding step for ``size``: a fraction of the next power of two."""
     return max(1, (1 << size.bit_length() - 1) // parts)
 
 
 def _recorded(function: Callable[[], Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of the kernels that a function launches, and where its result will lie. Raises RuntimeError.
+    """Record the kernels that a function launches; returns the graph and its result's buffer. Raises RuntimeError.
 
-    ``torch.cuda.graph`` would collect garbage and empty the allocator's cache first, each time.
+    ``torch.cuda.graph`` would first collect garbage and empty the allocator's cache, every time.
     """
     graph, present, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(present)

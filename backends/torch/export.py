@@ -1,4 +1,4 @@
-"""Writing a model folder that transformers and mlx-lm open."""
+"""Write model folders that transformers and mlx-lm open."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _OWN = {"config.json", "adapter_config.json"}
 
 
 def export(policy: TorchPolicy, folder: Path, weights: dict[str, Tensor], adapters: dict[str, Tensor]) -> None:
-    """Write config, tokenizer and the merged ``weights`` of ``policy``, ``adapters`` beside them in ``adapter``."""
+    """Write config, tokenizer and the merged ``weights`` of ``policy``; ``adapters`` go to the subfolder adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     for pattern in COMPANIONS:
         for file in policy.folder.glob(pattern):
             if file.name not in _OWN and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
     config = json.loads((policy.folder / "config.json").read_text())
-    for key in ("torch_dtype", "quantization_config"):  # the former name of dtype; exports are dequantised
+    for key in ("torch_dtype", "quantization_config"):  # the old name of dtype; and exports are dequantised
         config.pop(key, None)
     config["dtype"] = str(policy.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -42,11 +42,11 @@ def export(policy: TorchPolicy, folder: Path, weights: dict[str, Tensor], adapte
 
 def _make_readable(folder: Path, like: Path) -> None:
     for file in folder.rglob("*.safetensors"):
-        shutil.copymode(like, file)  # safetensors lets nobody but the owner read
+        shutil.copymode(like, file)  # safetensors creates files that only the owner can read
 
 
 def export_adapters(policy: TorchPolicy, model: Path, adapters: dict[str, Tensor]) -> None:
-    """Write ``adapters`` alone into the folder ``adapter`` of a model: for PEFT, vLLM and mlx-lm."""
+    """Write only ``adapters``, into the subfolder ``adapter`` of a model, for PEFT, vLLM and mlx-lm."""
     folder = model / "adapter"
     config = policy.peft.peft_config[NAME]
     lora = Lora(
@@ -70,14 +70,14 @@ def _numpy(weight: Tensor) -> NDArray[np.float32]:
 
 @torch.no_grad()
 def merged_weights(policy: TorchPolicy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The model's own weights and its adapters' by name, on the host; each adapter is merged into its matrix as well.
+    """The model's weights with adapters merged in, and the adapters' own weights, by name and on the host.
 
-    The first in the compute dtype, merged in float32; one matrix at a time, so that no second model is held on
-    the device. Ranks that hold parts put each matrix together, and only those that ``keep`` it go on with it.
+    Merging runs in float32, one matrix at a time, so that the device never holds a second model; the result is in the
+    compute dtype. Ranks that hold parts assemble each matrix together; only those that ``keep`` it continue with it.
     """
     adapted = modules(policy.causal)
     weights = {}
-    for name, part in policy.causal.named_parameters():  # a tied head comes once, as the embedding
+    for name, part in policy.causal.named_parameters():  # a tied head is stored once, as the embedding
         if "lora_" in name:
             continue
         module = name.removesuffix(".base_layer.weight")
@@ -89,7 +89,7 @@ def merged_weights(policy: TorchPolicy, keep: bool = True) -> tuple[dict[str, Te
 
 @torch.no_grad()
 def adapter_weights(policy: TorchPolicy, keep: bool = True) -> dict[str, Tensor]:
-    """The adapters' weights by PEFT's names, on the host; every rank calls it, as above."""
+    """The adapters' weights by PEFT's names, on the host; every rank must call it."""
     adapters = {}
     for name, part in policy.causal.named_parameters():
         if "lora_" in name:

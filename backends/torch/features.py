@@ -1,4 +1,4 @@
-"""Token features on the device within a byte budget, in host memory within another, computed again beyond both."""
+"""Token features: on the device within a byte budget, then in host memory within another, recomputed beyond."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from backends.interface import Floats, Ids
 
 _CHUNK = 1024  # tokens whose rows are float64 at a time
 
-# Host memory comes in pieces of so many bytes: CUDA's allocator of pinned memory rounds each up to a power of two
-# and keeps it for one of the same size, so one large block could take twice its budget, and those of several
-# sizes would pile up.
+# Host memory is allocated in pieces of this many bytes. CUDA's allocator of pinned memory rounds each up to a power
+# of two and reuses it only for the same size, so one large block could take twice its budget, and blocks of
+# different sizes would accumulate.
 _PIECE_BYTES = 2**30
-_DRAWN_BYTES = 2**26  # memory for rows that are drawn comes in pieces of so many bytes
+_DRAWN_BYTES = 2**26  # bytes in a piece of memory for sampled rows
 
 PositionedRows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
 RecomputeRows = Callable[[int, int, Callable[[PositionedRows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
@@ -27,10 +27,10 @@ _Add = Callable[[Tensor, _At, Tensor], None]
 
 
 class _Reductions(ABC):
-    """What is asked of the proxies v_t = scale_t · row_t of N tokens, wherever their rows are.
+    """The reductions over the proxies v_t = scale_t · row_t of N tokens, wherever the rows are stored.
 
-    Reductions are in float64: they take the time of reading the rows, and a float32 product was
-    measured to be off by 4e-5 after a few thousand tokens.
+    They run in float64, which takes no longer than reading the rows. A float32 product was measured to be off by 4e-5
+    after a few thousand tokens.
     """
 
     _scale: Tensor  # [N] float32, on the device
@@ -66,7 +66,7 @@ class _Reductions(ABC):
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).to(self._scale.device)
 
     def _each(self, function: Callable[[Tensor, Tensor], Tensor]) -> Floats:
-        """One number for every token, from its row and scale."""
+        """One number per token, from its row and scale."""
 
         def fill(result: Tensor, at: _At, rows: Tensor) -> None:
             result[at] = function(rows, self._scale[at])
@@ -75,11 +75,11 @@ class _Reductions(ABC):
 
 
 class TorchFeatures(_Reductions):
-    """The features of a forward, in flat order.
+    """The features of a forward pass, in flat order.
 
-    Tokens up to a cut live on the device, those up to another in host memory (pinned, for CUDA), and of the
-    others ``recompute`` makes the rows anew for every reduction. Where a token lives depends on its flat
-    position alone, so results do not depend on how the batch was computed.
+    Tokens up to one position are on the device, those up to a second one in host memory (pinned for CUDA), and
+    ``recompute`` computes the rest anew for every reduction. The place of a token depends only on its flat position,
+    so results do not depend on how the batch was computed.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class TorchFeatures(_Reductions):
         self._width = stores[0].shape[1]
         self._scale = scale  # [N] float32, on the device
         self._recompute = recompute
-        self._first = first  # what ``recompute`` calls the first token here
-        self._in_step = in_step  # some rank has rows to compute again, which all ranks do at the same time
+        self._first = first  # the position of the first token for ``recompute``
+        self._in_step = in_step  # some rank has rows to recompute, which all ranks do together
 
     @classmethod
     def allocate(
@@ -109,14 +109,16 @@ class TorchFeatures(_Reductions):
         recompute: RecomputeRows,
         anywhere: Callable[[bool], bool] = lambda here: False,
     ) -> TorchFeatures:
-        """Room for ``count`` features of ``size`` numbers, as far as the bytes on device and host go.
+        """Allocate ``count`` features of ``size`` numbers within the byte budgets of device and host.
 
-        ``anywhere`` tells whether rows are left over on some rank that computes in step with this one.
+        ``anywhere`` says whether any rank that computes in step with this one has rows to recompute.
         """
         row = size * dtype.itemsize
         cut = min(count, budgets[0] // row)
         rest = min(count - cut, budgets[1] // row)
-        piece = max(1, _PIECE_BYTES // (row * _CHUNK)) * _CHUNK  # whole chunks: sums do not depend on the pieces
+        piece = (
+            max(1, _PIECE_BYTES // (row * _CHUNK)) * _CHUNK
+        )  # whole chunks, so that sums do not depend on the pieces
         stores = [torch.empty(cut, size, dtype=dtype, device=device)]
         for start in range(0, rest, piece):
             rows = min(piece, rest - start)
@@ -181,7 +183,7 @@ class TorchFeatures(_Reductions):
 
 @dataclass
 class _Drawn:
-    """Rows as they were drawn, in memory for more of them."""
+    """Rows of sampled tokens in a piece of memory that may have room for more."""
 
     rows: Tensor  # [K, H] on the device or the host
     places: Ids  # [K, 2] response, and which token of it; −1 where there is none
@@ -189,15 +191,15 @@ class _Drawn:
 
 
 class TorchFeatureCollector:
-    """Keeps rows of tokens as they are drawn, in whatever order, on the device and then on the host within budgets.
+    """Keeps rows of tokens while they are sampled, in any order, on the device and then on the host within budgets.
 
-    What is drawn beyond both is not kept, and then there are no features: a forward makes them all.
+    If some rows fit neither, there are no features, and a forward pass computes all of them later.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device, budgets: tuple[int, int], most: int):
         row = width * dtype.itemsize
         self._width, self._dtype, self._device = width, dtype, device
-        self._room = [min(most, budgets[0] // row), budgets[1] // row]  # rows still to be had, on device and host
+        self._room = [min(most, budgets[0] // row), budgets[1] // row]  # rows left in the budgets of device and host
         self._piece = max(1, _DRAWN_BYTES // row)
         self._pieces: list[_Drawn] = []
         self._overflow = False
@@ -219,12 +221,12 @@ class TorchFeatureCollector:
             first += count
 
     def discard(self, responses: Ids) -> None:
-        """Forget what was kept of responses that are begun again."""
+        """Drop the rows of responses that start over."""
         for piece in self._pieces:
             piece.places[np.isin(piece.places[:, 0], responses)] = -1
 
     def features(self, starts: Ids, scale: Tensor) -> DrawnFeatures | None:
-        """Those of all tokens, with a factor each [N]; None where some were not kept."""
+        """The features of all tokens, with a scale for each [N]; None if some were not kept."""
         if self._overflow:
             return None
         parts = []
@@ -236,7 +238,7 @@ class TorchFeatureCollector:
         return DrawnFeatures(parts, scale, self._width)
 
     def _open_piece(self) -> _Drawn | None:
-        """A piece of memory that is not full; None where the budgets are."""
+        """A piece of memory with free rows; None if the budgets are used up."""
         if self._pieces and self._pieces[-1].used < len(self._pieces[-1].rows):
             return self._pieces[-1]
         for where, device in enumerate((self._device, torch.device("cpu"))):
@@ -250,10 +252,10 @@ class TorchFeatureCollector:
 
 
 class DrawnFeatures(_Reductions):
-    """The features of tokens as they were drawn: rows in no order, and where each belongs."""
+    """The features of tokens as they were sampled: rows in any order, with the position of each."""
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor, Tensor]], scale: Tensor, width: int) -> None:
-        self._parts = parts  # rows [K, H], indices [k] of those that count, their flat positions [k]
+        self._parts = parts  # rows [K, H], indices [k] of the used ones, their flat positions [k]
         self._scale = scale
         self._width = width
 

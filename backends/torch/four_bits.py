@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits (NF4), by bitsandbytes' layers: adapters train on it, exports are dequantised."""
+"""A frozen base in 4 bits (NF4) with bitsandbytes' layers: adapters train on it, exports are dequantised."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from backends.interface import BackendError
 
-# On import, which PEFT does too, it warns that a kernel is missing that would be downloaded and is not used here.
+# On import, also by PEFT, it warns about a missing kernel to download, which is not used here.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 INSTALL = "pip install 'delta-rlvr[quantised]'"
 
 
 def settings(dtype: torch.dtype) -> Any:
-    """What transformers is told for a model that is quantised as it is loaded: NF4, its scales in 8 bits.
+    """Transformers' settings to quantise a model while loading: NF4 with 8-bit scales.
 
-    ``dtype`` is that of the products. Raises BackendError where bitsandbytes is not installed.
+    ``dtype`` is that of the products. Raises BackendError if bitsandbytes is not installed.
     """
     if find_spec("bitsandbytes") is None:
         raise BackendError(f"model.load_in_4bit needs bitsandbytes, which is not installed; run: {INSTALL}")
@@ -35,9 +35,9 @@ def settings(dtype: torch.dtype) -> Any:
 
 
 def keep_differentiable(model: torch.nn.Module) -> None:
-    """Let no forward without a gradient repack weights for a kernel that has none.
+    """Stop forward passes without a gradient from repacking weights for a kernel that has no gradient.
 
-    bitsandbytes does so on some processors with layers in evaluation mode, which differ in nothing else.
+    bitsandbytes does that on some CPUs for layers in evaluation mode, so the layers stay in training mode.
     """
     for module in model.modules():
         if _packing(getattr(module, "weight", None)) is not None:
@@ -45,13 +45,13 @@ def keep_differentiable(model: torch.nn.Module) -> None:
 
 
 def numbers(weight: Tensor) -> int:
-    """How many numbers a weight stands for."""
+    """How many numbers a weight represents."""
     packing = _packing(weight)
     return weight.numel() if packing is None else int(packing.shape.numel())
 
 
 def unpacked(weight: Tensor) -> Tensor:
-    """The numbers that a weight stands for, in its own shape."""
+    """The dequantised weight in its original shape."""
     packing = _packing(weight)
     if packing is None:
         return weight
@@ -62,5 +62,5 @@ def unpacked(weight: Tensor) -> Tensor:
 
 
 def _packing(weight: Tensor | None) -> Any:
-    """How a weight of bitsandbytes' is packed; None where it is its own numbers."""
+    """How bitsandbytes packed a weight; None if it is not packed."""
     return getattr(weight, "quant_state", None)

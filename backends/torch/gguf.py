@@ -1,4 +1,4 @@
-"""Opening a quantised GGUF file as a model folder in float32, through transformers."""
+"""Open a quantised GGUF file as a float32 model folder, through transformers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def unpack(file: Path, folder: Path, ends: Sequence[str]) -> None:
-    """Write the model and the tokenizer in ``file`` to ``folder``; ``ends`` are the tokens that end a response."""
+    """Write the model and tokenizer of ``file`` to ``folder``; ``ends`` are the tokens that end a response."""
     place, name = str(file.parent), file.name
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    del model.config.quantization_config  # the weights were opened: they are float32 now, and are saved so
+    del model.config.quantization_config  # the weights are float32 now and saved as such
     model.hf_quantizer = None
     model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in ends]
     model.save_pretrained(folder)

@@ -1,12 +1,13 @@
-"""The language-model head in chunks of tokens, so that logits [tokens, V] never exist whole.
+"""The language-model head in chunks of tokens, so that logits [tokens, V] never exist as a whole.
 
 With l = h·Wᵀ / temperature and p = softmax(l), the derivative of log p(y) with respect to h is
-(W_y − Σ_j p_j·W_j) / temperature, and with respect to W it is (onehot(y) − p)ᵀ·h / temperature. The objective
-looks at whole responses. Where these fit a chunk, it is asked while their probabilities are at hand, so that
-log-probabilities and both gradients take three products. Of a longer response the first derivative, which does not
-depend on the objective, is computed on the way; only the gradient of a trained head makes the logits again, once. Where
-logits are capped, l = c·tanh(h·Wᵀ / c), each row of W counts by the slope 1 − (l / c)² of its logit, and
-responses of any length go the longer way.
+(W_y − Σ_j p_j·W_j) / temperature, and with respect to W it is (onehot(y) − p)ᵀ·h / temperature.
+
+The objective needs whole responses. If these fit into a chunk, it is evaluated while their probabilities are still in
+memory, so that log-probabilities and both gradients take three matrix products. For a longer response the derivative
+with respect to h, which does not depend on the objective, is computed in the first pass; only the gradient of a
+trained head computes the logits a second time. If logits are capped, l = c·tanh(h·Wᵀ / c), each row of W is scaled by
+the slope 1 − (l / c)² of its logit, and all responses take the second way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from backends.interface import Proxy
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """What the head tells about n sampled tokens, all float32, at the sampling temperature."""
+    """Statistics of n sampled tokens at the sampling temperature, all float32."""
 
     logprobs: Tensor  # [n]
     logsumexp: Tensor  # [n] of the logits divided by the temperature
@@ -33,7 +34,7 @@ class HeadStatistics:
 
 @dataclass(frozen=True)
 class TorchHead:
-    """The output matrix, in the dtype its products are computed in; their results are float32."""
+    """The output matrix in the dtype of its products; their results are float32."""
 
     weight: Tensor  # [V, H] float32, or bfloat16 on CUDA
     chunk: int  # tokens whose logits exist at a time
@@ -47,7 +48,7 @@ class TorchHead:
         return logits if temperature == 1 else logits.div_(temperature)
 
     def _slopes(self, logits: Tensor, temperature: float) -> Tensor | None:
-        """d(capped logit)/d(product) for logits as :meth:`logits` gives them, of their shape; None: 1 everywhere."""
+        """d(capped logit)/d(product) for logits from :meth:`logits`, with their shape; None means 1 everywhere."""
         return None if self.softcap is None else 1 - (logits * (temperature / self.softcap)).square_()
 
     @torch.no_grad()
@@ -61,9 +62,9 @@ class TorchHead:
         proxy: Proxy | None = None,
         parts: Sequence[slice] | None = None,
     ) -> HeadStatistics:
-        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients with a hidden_* proxy.
+        """Statistics of tokens ``targets`` [n] predicted from ``hidden`` [n, H]; gradients only for a hidden_* proxy.
 
-        ``parts`` are the tokens whose logits exist at a time, of a chunk at most.
+        ``parts`` are the slices of tokens whose logits exist at the same time, each at most a chunk.
         """
         count, size = hidden.shape
         new = hidden.new_empty
@@ -115,9 +116,9 @@ class TorchHead:
     def gradients(
         self, hidden: Tensor, logits: Tensor, exponentials: Tensor, total: Tensor, targets: Tensor, proxy: Proxy
     ) -> Tensor:
-        """Those of a hidden_* proxy, [c, H], from what is at hand.
+        """The gradients of a hidden_* proxy, [c, H], from values already computed.
 
-        Logits [c, V] less any number in each row, their exponentials and the sums of these [c].
+        Takes logits [c, V] minus any constant per row, their exponentials, and the sums of these [c].
         """
         slopes = None if self.softcap is None else self._slopes(self.logits(hidden, 1.0), 1.0)
         if proxy.kind == "hidden_topk":
@@ -128,12 +129,12 @@ class TorchHead:
         return self._rows(targets, slopes) - mean_row
 
     def _rows(self, targets: Tensor, slopes: Tensor | None) -> Tensor:
-        """The rows of the weight at ``targets`` [c], each times its slope of ``slopes`` [c, V]."""
+        """The rows of the weight at ``targets`` [c], scaled by the ``slopes`` [c, V]."""
         rows = self.weight[targets]
         return rows if slopes is None else slopes.gather(1, targets[:, None]) * rows
 
     def _truncated_gradient(self, targets: Tensor, probabilities: Tensor, ids: Tensor, slopes: Tensor | None) -> Tensor:
-        """W_y − Σ over k of q_j·W_j for q and ids [c, k]; one j at a time, so that [c, k, H] never exists."""
+        """W_y − Σ over k of q_j·W_j for q and ids [c, k]; loops over k so that [c, k, H] never exists."""
         gradient = self._rows(targets, slopes).float()
         if slopes is not None:
             probabilities = probabilities * slopes.gather(1, ids)
@@ -151,9 +152,9 @@ class TorchHead:
         gradient: Callable[[], Tensor | None],
         buffer: Tensor,
     ) -> Tensor | None:
-        """d(Σ_t c_t·logp_t)/d hidden [c, H] float32, for c = slopes(logp) of a chunk of tokens; None where all are 0.
+        """d(Σ_t c_t·logp_t)/d hidden [c, H] float32, with c = slopes(logp) for a chunk of tokens; None if all c are 0.
 
-        d/dW is added to what ``gradient`` returns, [V, H] float32, unless that is None. ``buffer`` is overwritten.
+        Adds d/dW to what ``gradient`` returns, [V, H] float32, unless that is None. Overwrites ``buffer``.
         """
         hidden = hidden.to(self.weight.dtype)
         exponentials = self.logits(hidden, temperature, buffer[: len(hidden)])
@@ -181,7 +182,7 @@ class TorchHead:
         gradient: Callable[[], Tensor | None],
         parts: Sequence[slice],
     ) -> Tensor | None:
-        """The same for more tokens than a chunk, whose logits are made twice where the head is trained."""
+        """Like :meth:`pull_back` for more tokens than a chunk; computes logits twice if the head is trained."""
         exact = Proxy("hidden_exact")
         found = self.statistics(hidden, targets, temperature, entropies=False, proxy=exact, parts=parts)
         coefficients = slopes(found.logprobs)
@@ -212,7 +213,7 @@ class TorchHead:
     ) -> None:
         """Add d(Σ_t coefficients[t]·logp_t)/dW to ``gradient`` [V, H] float32, recomputing the logits.
 
-        Tokens with coefficient 0 (clipped, or without advantage) cost nothing.
+        Skips tokens with coefficient 0, which are clipped or have no advantage.
         """
         kept = coefficients.nonzero()[:, 0]
         if len(kept) < len(coefficients):
@@ -234,13 +235,13 @@ class TorchHead:
         return (slice(first, min(first + self.chunk, count)) for first in range(0, count, self.chunk))
 
     def buffers(self, count: int, number: int) -> list[Tensor]:
-        """Memory for the logits of one chunk, allocated once: fresh pages for every chunk cost a tenth of the time."""
+        """Memory for the logits of one chunk, allocated once: allocating it per chunk cost a tenth of the time."""
         rows = min(self.chunk, count)
         return [self.weight.new_empty(rows, len(self.weight), dtype=torch.float32) for _ in range(number)]
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a @ b with a float32 result: bfloat16 factors are multiplied and summed without rounding the result."""
+    """a @ b with a float32 result; bfloat16 inputs are multiplied and summed without rounding the result."""
     if a.dtype == torch.float32:
         return torch.mm(a, b, out=out)
     return torch.mm(a, b, out_dtype=torch.float32, out=out)

@@ -1,4 +1,4 @@
-"""Running out of memory, told from other errors."""
+"""Tell out-of-memory errors from others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the allocator failed: CUDA has a type for it, those of the CPU and of pinned memory only a message."""
+    """Whether the allocator failed. CUDA has an error type for it; CPU and pinned memory only have a message."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
         words in str(error) for words in ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     )

@@ -1,4 +1,4 @@
-"""Loading a causal language model and taking it apart: trunk, head, adapters."""
+"""Load a causal language model and split it into trunk, head and adapters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backends.torch.attention import PackedLayout
 from backends.torch.head import TorchHead
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # what a model folder holds beside its weights
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # the files of a model folder besides its weights
 _ATTENTION = {"full_attention", "sliding_attention"}
 _STATE = (
     "model '{}' has layers of type {}, which hand a state from token to token: in the packed rows of this backend it "
@@ -38,19 +38,19 @@ _OWN_ATTENTION = (
 
 
 class TorchPolicy:
-    """A causal language model as a trunk, which makes post-norm hidden states, and a head.
+    """A causal language model as a trunk, which computes post-norm hidden states, and a head.
 
-    ``dtype`` is that of the compute. Trained weights are float32 whatever it is: bfloat16 products run
-    under autocast, which casts a weight once for as long as the context of :meth:`compute` is open.
+    ``dtype`` is the type of the compute. Trained weights are always float32; bfloat16 products run under autocast,
+    which casts each weight once while the context of :meth:`compute` is open.
     """
 
     def __init__(self, causal: Any, folder: Path, dtype: torch.dtype) -> None:
-        self.causal = causal.eval()  # no dropout anywhere: ratios would not start at 1
+        self.causal = causal.eval()  # no dropout anywhere, so that ratios start at 1
         four_bits.keep_differentiable(causal)
         self.folder = folder
         self.dtype = dtype
         self.peft: Any = None
-        self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, where they are not nothing
+        self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, unless they were new
 
     @property
     def config(self) -> Any:
@@ -62,14 +62,14 @@ class TorchPolicy:
 
     @property
     def head_weight(self) -> Tensor:
-        """The output matrix [V, H] as it is stored."""
+        """The stored output matrix [V, H]."""
         weight: Tensor = self.causal.get_output_embeddings().weight
         return weight
 
     def embed_sparsely(self) -> None:
-        """Let the embedding's gradient be rows for the ids that were read, which are added to a dense one.
+        """Compute the embedding's gradient as rows for the ids in the batch, and add these to a dense gradient.
 
-        Else every backward makes a gradient of the whole vocabulary, most of it zeros, and adds that.
+        Otherwise every backward pass would allocate and add a gradient of the whole vocabulary, mostly zeros.
         """
         embedding = self.causal.get_input_embeddings()
         if isinstance(embedding, nn.Embedding) and embedding.weight.requires_grad:
@@ -77,14 +77,14 @@ class TorchPolicy:
 
     @property
     def sparse_embedding(self) -> Tensor | None:
-        """The embedding [V, H] whose gradient must be there, and dense, before rows are added to it."""
+        """The embedding [V, H] that needs a dense gradient before rows are added to it."""
         embedding = self.causal.get_input_embeddings()
         weight: Tensor = embedding.weight
         return weight if getattr(embedding, "sparse", False) else None
 
     @property
     def output_scale(self) -> float:
-        """What logits are multiplied by, by one of the names that configurations have for it."""
+        """The factor on logits, under any of the names configurations use for it."""
         factor = getattr(self.config, "logit_scale", None) or getattr(self.config, "lm_head_multiplier", None) or 1
         return float(factor / (getattr(self.config, "logits_scaling", None) or 1))
 
@@ -95,35 +95,35 @@ class TorchPolicy:
 
     @property
     def windows(self) -> dict[str, int]:
-        """Kinds of attention among the layers, each with the tokens it looks back on; 0 means all."""
+        """The kinds of attention among the layers, each with its window in tokens; 0 means all."""
         window = getattr(self.config, "sliding_window", None) or 0
         kinds = getattr(self.config, "layer_types", None) or ["sliding_attention" if window else "full_attention"]
         return {kind: window if kind == "sliding_attention" else 0 for kind in kinds}
 
     @property
     def layer_windows(self) -> tuple[int, ...]:
-        """Tokens that each layer looks back on; 0 means all."""
+        """The window of each layer in tokens; 0 means all."""
         kinds = getattr(self.config, "layer_types", None)
         windows = self.windows
         return tuple(windows[kind] for kind in kinds or [*windows] * self.config.num_hidden_layers)
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and weights that updates move."""
+        """Names and weights that updates change."""
         return ((name, weight) for name, weight in self.causal.named_parameters() if weight.requires_grad)
 
     def compute(self, cached: bool = True) -> torch.autocast:
-        """The context of forward passes; ``cached`` keeps the weights' bfloat16 copies from one to the next."""
+        """The context of forward passes; ``cached`` keeps the bfloat16 copies of weights between them."""
         mixed = self.dtype == torch.bfloat16
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=cached)
 
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
-        """Post-norm hidden states [B, T, H] of ids [B, T], times the scale of the logits where the model has one."""
+        """Post-norm hidden states [B, T, H] of ids [B, T], times the model's logit scale if it has one."""
         trunk = getattr(self.causal, "trunk", self.causal.base_model)  # the former where weights are split over ranks
         states: Tensor = trunk(input_ids=ids, **inputs).last_hidden_state
         return states if self.output_scale == 1 else states * self.output_scale
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: PackedLayout | None = None) -> Tensor:
-        """Post-norm hidden states [T, H] of a packed row; its keys and values go to ``cache``."""
+        """Post-norm hidden states [T, H] of a packed row; stores keys and values in ``cache``."""
         return self.hidden(
             torch.from_numpy(batch.ids).to(self.device)[None],
             position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
@@ -133,13 +133,13 @@ class TorchPolicy:
         )[0]
 
     def head(self, chunk: int) -> TorchHead:
-        """The head as it is now; on CUDA with bfloat16 it holds a copy of the weight, so let go of it soon."""
+        """The present head. On CUDA with bfloat16 it holds a copy of the weight, so release it soon."""
         mixed = self.dtype == torch.bfloat16 and self.device.type == "cuda"  # a CPU has no bf16 → float32 product
         weight = self.head_weight.detach().to(torch.bfloat16 if mixed else torch.float32)
         return TorchHead(weight, chunk, getattr(self.config, "final_logit_softcapping", None))
 
     def frozen_copy(self) -> TorchPolicy:
-        """A second model that computes exactly as this one does now, with matrices kept in the compute dtype."""
+        """A second model that computes exactly what this one computes now, with matrices in the compute dtype."""
         causal = copy.deepcopy(self.causal).requires_grad_(False)
         for module in causal.base_model.modules():
             if isinstance(module, nn.Linear):
@@ -147,12 +147,12 @@ class TorchPolicy:
         return TorchPolicy(causal, self.folder, self.dtype)
 
     def remember(self) -> None:
-        """Keep the adapters of this moment for :meth:`as_loaded`."""
+        """Keep the present adapters for :meth:`as_loaded`."""
         self._first = {name: weight.detach().clone() for name, weight in self.trained()}
 
     @contextlib.contextmanager
     def as_loaded(self) -> Iterator[TorchPolicy]:
-        """This policy as it was loaded: adapters switched off, or those that it started from."""
+        """This policy as it was loaded: with adapters switched off, or with the ones it started from."""
         if not self._first:
             with self.peft.disable_adapter():
                 yield self
@@ -172,10 +172,10 @@ class TorchPolicy:
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Keep only the layers' inputs for the backward pass, where the model was loaded so.
+        """Keep only the inputs of layers for the backward pass, if gradient checkpointing is on.
 
-        transformers checkpoints layers in training mode only, and drops their cache there: the layers
-        alone enter it, for as long as the gradient takes, and what is inside them stays without dropout.
+        transformers checkpoints layers in training mode only, and then drops their cache. So only the layers enter
+        that mode, only during the gradient, and the modules inside them stay without dropout.
         """
         layers = [module for module in self.causal.modules() if isinstance(module, GradientCheckpointingLayer)]
         for layer in layers:
@@ -188,7 +188,7 @@ class TorchPolicy:
 
 
 def dense_gradient(weight: Tensor | None) -> Tensor | None:
-    """The gradient of a weight, zero at first; None where it has none."""
+    """The gradient of a weight, zeros if it has none yet; None for weights without a gradient."""
     if weight is None or not weight.requires_grad:
         return None
     if weight.grad is None:
@@ -197,7 +197,7 @@ def dense_gradient(weight: Tensor | None) -> Tensor | None:
 
 
 def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
-    """The model that ``settings`` name, on ``device``. Raises BackendError with one line."""
+    """Load the model of ``settings`` on ``device``. Raises BackendError with one line."""
     model = settings.model
     folder = _resolve(model.path)
     if model.dtype == "float16":
@@ -205,14 +205,14 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
             'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
         )
     dtype = torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
-    stored = dtype if model.lora else torch.float32  # what is trained is float32; a frozen base need not be
+    stored = dtype if model.lora else torch.float32  # trained weights are float32; a frozen base need not be
     packing = four_bits.settings(dtype) if model.load_in_4bit else None
     policy = TorchPolicy(_read(folder, model.path, stored, device, packing), folder, dtype)
     if not Path(model.path).expanduser().is_dir():
-        policy.causal.name_or_path = model.path  # what adapters name as their base: not a cache of this machine
+        policy.causal.name_or_path = model.path  # adapters name the hub model as their base, not a local cache folder
     _check_trunk(policy, model.path)
     if model.gradient_checkpointing:
-        causal = policy.causal  # older versions of transformers know the other name only
+        causal = policy.causal  # older versions of transformers only know the other name
         enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     if settings.frozen:
@@ -254,7 +254,7 @@ def _download(name: str) -> Path:
 
 
 def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, packing: Any = None) -> Any:
-    """The model in ``folder`` with every weight read from its files, matrices quantised as ``packing`` says."""
+    """The model in ``folder`` with every weight read from its files; ``packing`` says how matrices are quantised."""
     config = _config(folder, name)
     _check_size(config, folder, name)
     logging = transformers.utils.logging
@@ -273,7 +273,7 @@ def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, pac
             output_loading_info=True,
             **({"quantization_config": packing, "device_map": {"": device}} if packing else {}),
         )
-    except Exception as error:  # whatever a broken file makes transformers raise
+    except Exception as error:  # a broken file can make transformers raise anything
         if attention.NAME in str(error):
             raise BackendError(_OWN_ATTENTION.format(name)) from error
         raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
@@ -291,14 +291,14 @@ def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, pac
     refuse_nonfinite(
         f"model '{name}'", (key for key, weight in model.named_parameters() if not weight.isfinite().all())
     )
-    model.get_input_embeddings().padding_idx = None  # where padding is also the end of sequence, it is a token to learn
+    model.get_input_embeddings().padding_idx = None  # if padding is also the end of sequence, it must be learned
     return model if packing else model.to(device)
 
 
 def _check_size(config: Any, folder: Path, name: str) -> None:
-    """Refuse a configuration that asks for far more weights than there are, before memory is taken for them.
+    """Refuse a configuration that needs far more weights than the files hold, before allocating them.
 
-    What a broken config.json leaves out is billions of weights by the defaults of its architecture.
+    A broken config.json falls back on the defaults of its architecture, which may be billions of weights.
     """
     try:
         with torch.device("meta"):
@@ -308,7 +308,7 @@ def _check_size(config: Any, folder: Path, name: str) -> None:
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "pt") as stored:
                 there += sum(math.prod(stored.get_slice(key).get_shape()) for key in stored.keys())  # noqa: SIM118
-    except Exception as error:  # whatever a broken file makes the libraries raise
+    except Exception as error:  # a broken file can make the libraries raise anything
         raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
     if asked > 2 * there:
         raise BackendError(
@@ -318,7 +318,7 @@ def _check_size(config: Any, folder: Path, name: str) -> None:
 
 
 def _config(folder: Path, name: str) -> Any:
-    """The model's configuration; refuses what cannot be trained here."""
+    """The model's configuration; refuses models that cannot be trained here."""
     try:
         plain = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if isinstance(plain, dict):
@@ -349,7 +349,7 @@ def _config(folder: Path, name: str) -> Any:
 
 @torch.no_grad()
 def _check_trunk(policy: TorchPolicy, name: str) -> None:
-    """Refuse a model whose logits are not head · trunk of a packed row: its numbers would be silently wrong."""
+    """Refuse a model whose logits are not head · trunk of a packed row, because its numbers would be silently wrong."""
     head = policy.causal.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise BackendError(

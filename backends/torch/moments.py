@@ -1,7 +1,7 @@
-"""AdamW's two moments of every weight: in float32 or in 8 bits, on the device or at rest in host memory.
+"""AdamW's two moments of every weight: in float32 or 8 bits, on the device or in host memory between updates.
 
-All weights lie end to end, each flattened, in buckets of so many numbers. Moments are stored a bucket at
-a time, and an update has one bucket (on CUDA two) of them in float32 on the device beyond what is stored.
+The flattened weights lie end to end in buckets. Moments are stored by bucket, and an update holds one bucket (on CUDA
+two) in float32 on the device beyond what is stored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from backends.torch.memory import out_of_memory
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.state_file import TensorRows
 
-# Two float32 moments of so many numbers are 256 MiB. CUDA's allocator of pinned memory rounds sizes up to a
-# power of two, so that buffers as large as the weights would waste up to half of what they take.
+# Numbers in a bucket; their two float32 moments take 256 MiB. CUDA's allocator of pinned memory rounds sizes up to a
+# power of two, so buffers as large as the weights could waste half of their memory.
 BUCKET = 2**25
 MOMENTS = ("exp_avg", "exp_avg_sq")  # their names in a file, as torch.optim calls them
-SMALL = 4096  # a weight of fewer numbers keeps float32 moments, as in the paper
+SMALL = 4096  # a smaller weight keeps float32 moments, as in the paper
 
 
 class Piece(NamedTuple):
@@ -37,12 +37,12 @@ class Piece(NamedTuple):
 
     @property
     def inside(self) -> slice:
-        """Where the piece lies in its bucket."""
+        """The piece's slice of its bucket."""
         return slice(self.at, self.at + self.stop - self.start)
 
 
 def layout(sizes: Mapping[str, int]) -> list[list[Piece]]:
-    """Weights of so many numbers in buckets; a piece begins at a multiple of BLOCK in its weight and its bucket."""
+    """Distribute weights of these sizes over buckets; pieces begin at multiples of BLOCK in weight and bucket."""
     buckets: list[list[Piece]] = []
     room = 0
     for name, size in sizes.items():
@@ -69,14 +69,14 @@ class Store(Protocol):
         """The moments, float32 [2, n] on the device."""
 
     def keep(self, moments: Tensor) -> None:
-        """Store what ``fetch`` returned and an update has changed."""
+        """Store the result of ``fetch`` after an update has changed it."""
 
     def tensors(self) -> dict[str, tuple[Tensor, int]]:
-        """What is stored, by the suffix of its name in a file: a tensor [2, n / unit], and the unit."""
+        """The stored tensors [2, n / unit] with their unit, by the suffix of their name in a file."""
 
 
 class Float32:
-    """Moments as they are."""
+    """Moments in float32."""
 
     def __init__(self, count: int, device: torch.device, offload: bool) -> None:
         self._device, self._offload = device, offload
@@ -94,13 +94,13 @@ class Float32:
 
 
 class Int8:
-    """Codes and scales; the second moment as its square root."""
+    """Codes and scales; the second moment is stored as its square root."""
 
     def __init__(self, count: int, device: torch.device, offload: bool) -> None:
         self._device = device
         self._meanings = codes_of_first(device), codes_of_root(device)
         self._codes = _room((2, count), torch.uint8, device, offload)
-        # Padding is never updated, nor in a file: it has to be 0 from the start, or it would set a block's scale.
+        # Padding is neither updated nor saved; it must be 0, or it would determine a block's scale.
         self._codes[0].fill_(int((self._meanings[0] == 0).nonzero()))
         self._scales = _room((2, count // BLOCK), torch.float32, device, offload)
 
@@ -122,14 +122,14 @@ class Int8:
 
 
 def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, offload: bool) -> Tensor:
-    """Zeros on the device, or with ``offload`` in host memory, pinned where the device is a GPU."""
+    """Zeros on the device, or with ``offload`` in host memory, pinned if the device is a GPU."""
     if not offload:
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class Moments:
-    """The moments of ``weights``, zero at first. Raises BackendError where memory does not suffice."""
+    """The moments of ``weights``, zero at first. Raises BackendError if memory runs out."""
 
     def __init__(self, weights: Mapping[str, Tensor], settings: Optimizer) -> None:
         self._weights = weights
@@ -156,14 +156,14 @@ class Moments:
 
     @property
     def bytes(self) -> int:
-        """What the stored moments take."""
+        """The size of the stored moments."""
         return sum(tensor.nbytes for _, store in self._buckets for tensor, _ in store.tensors().values())
 
     def update(self, apply: Callable[[list[Piece], Tensor], None]) -> None:
-        """Call ``apply`` with each bucket's pieces and moments [2, n] on the device, to be updated in place.
+        """Call ``apply`` with each bucket's pieces and its moments [2, n] on the device, which it updates in place.
 
-        On CUDA, buckets that come from host memory take turns on two streams: one is on its way back while
-        the next one is fetched. All are done on return.
+        On CUDA, buckets from host memory alternate between two streams: one is copied back while the next is fetched.
+        All copies are done on return.
         """
         overlap = self._offload and self._device.type == "cuda"
         streams = self._two_streams() if overlap else [None]
@@ -176,14 +176,14 @@ class Moments:
             torch.cuda.synchronize(self._device)
 
     def _two_streams(self) -> list[torch.cuda.Stream | None]:
-        """Streams that wait for what is under way."""
+        """Two streams that wait for the work under way."""
         streams = torch.cuda.Stream(self._device), torch.cuda.Stream(self._device)
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         return [*streams]
 
     def entries(self) -> dict[str, TensorRows]:
-        """The moments as a file holds them, by name; the parts share their memory."""
+        """The moments as stored in a file, by name; shares their memory."""
         found: dict[str, TensorRows] = {}
         for pieces, store in self._buckets:
             for suffix, (tensor, unit) in store.tensors().items():

@@ -1,4 +1,4 @@
-"""AdamW on float32 weights, and the files that weights and moments are kept in."""
+"""AdamW on float32 weights, and the files of weights and moments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backends.weights import refuse_nonfinite
 
 
 class TorchAdamW:
-    """AdamW with a global norm clip. ``weights`` are the trained ones by name, whole or this rank's rows of them."""
+    """AdamW with a global norm clip. ``weights`` are the trained weights by name, whole or this rank's rows."""
 
     def __init__(self, weights: dict[str, nn.Parameter], settings: Optimizer, parallel: DataParallel) -> None:
         self.weights = weights
@@ -32,13 +32,13 @@ class TorchAdamW:
 
     @cached_property
     def moments(self) -> Moments:
-        """Made when they are first needed: who only draws or scores has no use for their memory."""
+        """Allocated on first use: an engine that only samples or scores needs no memory for them."""
         return Moments({name: local(weight) for name, weight in self.weights.items()}, self._settings)
 
     def step(self, learning_rate: float, scale: float) -> float:
-        """One update from ``scale`` times the gradient; returns that gradient's norm, before clipping.
+        """One update with ``scale`` times the gradient; returns that gradient's norm before clipping.
 
-        Nothing is updated where the norm is not finite. A weight without a gradient has a gradient of zero.
+        Updates nothing if the norm is not finite. A missing gradient counts as zero.
         """
         for weight in self.weights.values():
             if weight.grad is None:
@@ -69,7 +69,7 @@ class TorchAdamW:
                 [moments[0, piece.inside] for piece in pieces],
                 [moments[1, piece.inside] for piece in pieces],
                 [],
-                list(steps),  # which adamw counts up itself, one for each tensor
+                list(steps),  # adamw increments it, one per tensor
                 fused=True,
                 amsgrad=False,
                 beta1=settings.beta1,
@@ -96,7 +96,7 @@ class TorchAdamW:
         return {files[stem].name: state_file.write(files[stem], entries) for stem, entries in states.items()}
 
     def load(self, folder: Path) -> None:
-        """Restore what any number of ranks saved, tensor by tensor; nothing changes if the files do not fit."""
+        """Restore what any number of ranks saved, tensor by tensor; changes nothing if the files do not fit."""
         try:
             with state_file.stored(folder, "weights") as values, state_file.stored(folder, "moments") as state:
                 values.check(self._weight_entries())
@@ -106,7 +106,7 @@ class TorchAdamW:
                 state.check({**entries, "step": state_file.whole(step)})
                 values.read(self._weight_entries())
                 if step == 0:
-                    self.__dict__.pop("moments", None)  # those of steps that are undone
+                    self.__dict__.pop("moments", None)  # gradients of steps that are undone
                 state.read(entries)
                 self._steps = int(step)
         except (SafetensorError, OSError) as error:
@@ -125,13 +125,13 @@ class TorchAdamW:
         }
 
     def _moment_entries(self, step: Tensor) -> dict[str, TensorRows]:
-        """Before the first step there are none."""
+        """The moments to save; empty before the first step."""
         if step == 0:
             return {}
         found = self.moments.entries()
         if not self._parallel.sharded:
             return found
-        return {  # of float32 moments: other parts than rows cannot be split
+        return {  # float32 only: other storage cannot be split by rows
             f"{moment}.{name}": TensorRows(
                 tuple(weight.shape),
                 found[f"{moment}.{name}"].parts if f"{moment}.{name}" in found else [],
@@ -142,7 +142,7 @@ class TorchAdamW:
         }
 
     def _check_type(self, stored: StoredState, entries: Mapping[str, TensorRows]) -> None:
-        """Refuse moments of another type than this run's, which are the right ones of the right model."""
+        """Refuse moments stored in another type than this run uses."""
         there, here = (any(name.endswith(".codes") for name in names) for names in (stored.shapes, entries))
         if there != here:
             names = {True: "int8", False: "float32"}

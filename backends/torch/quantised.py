@@ -1,11 +1,12 @@
 """Optimizer moments in 8 bits: a code for each number and a float32 scale for each block of 256.
 
-The codes are those of dynamic tree quantisation, block by block (Dettmers et al. 2022, "8-bit Optimizers
-via Block-wise Quantization", sections 1.3 to 2.2): seven decades below the block's largest number, each
-lower one with half as many codes, all midpoints of equal steps. Two things differ, both because a second
-moment that is rounded to 0 divides its update by nothing but epsilon, which was measured to make updates
-hundreds of times too large where the gradients of a block span a few decades: it is stored as its square
-root, which spans half as many decades, and its lowest code stands for 1e-7 of the scale instead of 0.
+The codes are those of dynamic tree quantisation by block (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
+Quantization", sections 1.3 to 2.2): seven decades below the block's largest number, each lower one with half as many
+codes, all at midpoints of equal steps.
+
+The second moment differs in two ways. If it were rounded to 0, its update would be divided by epsilon alone; in blocks
+whose gradients span a few decades, updates were measured to become hundreds of times too large. So it is stored as its
+square root, which spans half as many decades, and its lowest code means 1e-7 of the scale instead of 0.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _DECADES = 7
 
 
 def codes_of_first(device: torch.device) -> Tensor:
-    """What the 256 codes of a first moment stand for, ascending from −1 to 1, float32."""
+    """The values of the 256 codes of a first moment, ascending from −1 to 1, float32."""
     above = _positive(codes_of_top_decade=64)
     return torch.cat([-above.flip(0)[1:], torch.zeros(1), above]).to(device)  # the one number without a negative is 1
 
 
 def codes_of_root(device: torch.device) -> Tensor:
-    """What the 256 codes of a second moment's square root stand for, ascending from 1e-7 to 1, float32."""
+    """The values of the 256 codes of a second moment's square root, ascending from 1e-7 to 1, float32."""
     return torch.cat([torch.tensor([1e-7]), _positive(codes_of_top_decade=128)]).to(device)
 
 
@@ -48,6 +49,6 @@ def quantise(values: Tensor, meanings: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(codes: Tensor, scales: Tensor, meanings: Tensor) -> Tensor:
-    """What codes [n] and scales [n/256] stand for, float32 [n]."""
+    """The values of codes [n] with scales [n/256], float32 [n]."""
     shares = meanings.index_select(0, codes.int())
     return shares.view(-1, BLOCK).mul_(scales[:, None]).view(-1)

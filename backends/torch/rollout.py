@@ -1,4 +1,4 @@
-"""Generating responses: prompts prefilled once, a batch that finished responses leave and waiting ones enter."""
+"""Generate responses in a batch that is refilled: finished responses leave it and waiting ones enter."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from backends.torch.memory import out_of_memory
 from backends.torch.model import TorchPolicy
 from backends.torch.sampling import draw
 
-# Tokens drawn between two looks at which responses have finished: on CUDA each look waits for the
-# device, and the few tokens drawn past an end are cheaper; on a CPU looking is free.
+# Tokens drawn between two checks for finished responses. On CUDA each check waits for the device, and a few
+# tokens drawn past the end cost less; on a CPU checking is free.
 CHECK_EVERY = {"cpu": 1, "cuda": 8}
 
 
 class TorchRollout:
-    """One call of ``rollout``. Active responses fill slots 0 … n−1, in no particular order."""
+    """One call of ``rollout``. Active responses occupy slots 0 … n−1, in no particular order."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TorchRollout:
         self._head = policy.head(head_chunk)
         self._prompts = prompts = request.prompts
         self._sampling = sampling = request.sampling
-        self._seeds = request.global_rows  # [R] rows in the whole batch, which noise is a function of
+        self._seeds = request.global_rows  # [R] rows in the whole batch; they determine the noise
         self._interrupt = request.interrupt
         self._version = version
         self._proxy, self._collector = request.proxy, collector
@@ -52,40 +52,40 @@ class TorchRollout:
         self._every = CHECK_EVERY[policy.device.type]
 
         count = len(request)
-        self.cache_token_limit = cache_token_limit  # shrinks where memory does not suffice
+        self.cache_token_limit = cache_token_limit  # shrinks if memory runs out
         self._slots = slots
         self._buffers = self._head.buffers(min(slots, count), 2)
         self._longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens + self._every
-        self._waiting = list(range(count))  # responses, admitted in order
+        self._waiting = list(range(count))  # waiting responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
         self._vacate()
 
-        # Pages of these are touched only as far as responses reach.
+        # The system commits memory only as far as responses reach.
         self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
         self._numbers = np.zeros((1 + request.entropies, count, sampling.max_tokens), dtype=np.float32)
         self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
         self._truncated = np.zeros(count, dtype=bool)
-        self._finished: list[int] = []  # responses that nobody has been told of
+        self._finished: list[int] = []  # finished responses that have not been reported
 
     def _vacate(self) -> None:
-        """Every response under way waits again, and the slots are empty."""
+        """Put every active response back in the queue and empty the slots."""
         self._waiting = [*sorted(self._row.tolist()), *self._waiting]
         slots = min(self._slots, len(self._waiting), max(1, self.cache_token_limit // self._longest))
-        self._prefixes: dict[int, Prefix] = {}  # of prompts that still have responses waiting
+        self._prefixes: dict[int, Prefix] = {}  # of prompts with waiting responses
         self._cache = SlotCache(slots, self._longest, self._policy.dtype, self._policy.windows)
         self._decoder = Decoder(self._policy, self._cache)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
         self._noise = np.empty((slots, self._sampling.max_tokens + self._every))  # of the response in each slot
-        # [n, H] predicts the next token
+        # [n, H] hidden states that predict the next tokens
         self._hidden = self._policy.head_weight.new_empty(0, self._policy.head_weight.shape[1])
-        self._last = self._hidden.new_empty(0)  # [n] token that was drawn last
+        self._last = self._hidden.new_empty(0)  # [n] the last drawn token
 
     @torch.no_grad()
     def run(self) -> Completions:
-        """Generate every response; where memory runs out, those under way begin again, half as many at a time.
+        """Generate every response. If memory runs out, the active ones start over, half as many at a time.
 
-        But for rounding they become what they would have: their noise does not depend on those beside them.
+        This changes nothing beyond rounding, because a response's noise does not depend on the others in the batch.
         """
         with self._policy.compute():
             while self._waiting or len(self._row):
@@ -123,7 +123,7 @@ class TorchRollout:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or self._cache.slots == 1:
                 raise
-        # Not above: an exception being handled keeps the tensors of what failed alive.
+        # Not inside the handler: the exception would keep the failed attempt's tensors alive.
         self.cache_token_limit = self._cache.slots * self._longest // 2
         self._drawn[self._row] = 0
         if self._collector is not None:
@@ -131,7 +131,7 @@ class TorchRollout:
         self._vacate()
 
     def _advance(self) -> None:
-        """Let responses enter and draw a few tokens for each."""
+        """Admit waiting responses and draw a few tokens for each active one."""
         if len(self._row):
             self._forward(self._last)
         self._admit()
@@ -143,9 +143,9 @@ class TorchRollout:
     # ------------------------------------------------------------------------------ decoding
 
     def _draw_block(self) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Draw ``every`` tokens for each active response, without asking what they are.
+        """Draw ``every`` tokens for each active response without copying them to the host.
 
-        Ids [every, n], numbers [every, k, n], and of each draw the features' rows [n, H], where they are kept.
+        Returns ids [every, n], numbers [every, k, n] and, if features are kept, their rows [n, H] for each draw.
         """
         drawn = self._drawn[self._row]
         columns = drawn[:, None] + np.arange(self._every)
@@ -159,9 +159,9 @@ class TorchRollout:
         return torch.stack(ids), torch.stack(numbers), list(rows)
 
     def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next token of each active response [n], its numbers [1 or 2, n] and its features' row [n, H].
+        """The next token of each active response [n], its numbers [1 or 2, n] and its feature row [n, H].
 
-        The numbers are its log-probability and, where asked for, its distribution's entropy.
+        The numbers are its log-probability and, if requested, the entropy of its distribution.
         """
         hidden, count = self._hidden, len(self._hidden)
         ids = torch.empty(count, dtype=torch.int64, device=noise.device)
@@ -175,7 +175,7 @@ class TorchRollout:
         return ids, numbers, rows
 
     def _draw_chunk(self, hidden: Tensor, noise: Tensor, ids: Tensor, numbers: Tensor, rows: Tensor | None) -> None:
-        """Fill in ids [c], numbers [k, c] and the gradients that hidden_* features are, [c, H]."""
+        """Fill in ids [c], numbers [k, c] and, for hidden_* features, the gradients [c, H]."""
         sampling = self._sampling
         logits, weights = (buffer[: len(hidden)] for buffer in self._buffers)
         self._head.logits(hidden, sampling.softmax_temperature, logits)
@@ -188,16 +188,17 @@ class TorchRollout:
             numbers[1] = total.log() - logits.mul_(weights).sum(1) / total
 
     def _forward(self, ids: Tensor) -> None:
-        """Append ids [n] to the active responses and find what predicts the tokens after them."""
+        """Append ids [n] to the active responses and compute the hidden states that predict the next tokens."""
         self._hidden = self._decoder(ids, self._length)
-        self._length = self._length + 1  # a new array: the device may still read the old one
+        self._length = self._length + 1  # a new array, because the device may still read the old one
 
     # ------------------------------------------------------------------ finished and waiting
 
     def _harvest(self, ids: Ids, numbers: Floats, features: list[Tensor]) -> Bools:
-        """Record the drawn tokens [every, n] and what is known of them up to each response's end.
+        """Record the drawn tokens [every, n] and their numbers up to each response's end.
 
-        ``numbers`` [every, k, n] and the ``features``' rows [n, H] of each draw. Returns which slots have finished.
+        ``numbers`` is [every, k, n]; ``features`` holds the rows [n, H] of each draw. Returns which slots have
+        finished.
         """
         finished = np.zeros(len(self._row), dtype=bool)
         for step in range(len(ids)):
@@ -216,15 +217,15 @@ class TorchRollout:
         return finished
 
     def _ended(self, rows: Ids, last: Ids) -> Bools:
-        """Which responses end with the token they were given ``last``."""
+        """Which responses end with their ``last`` token."""
         ended: Bools = np.isin(last, self._sampling.stop_ids)
         if (stop := self._sampling.stop) is not None:
             texts = [stop.completed_by(self._tokens[row, : self._drawn[row]]) for row in rows]
-            ended |= np.array(texts, dtype=bool)  # of none, numpy would make numbers
+            ended |= np.array(texts, dtype=bool)  # an empty list would become floats
         return ended
 
     def _release(self, finished: Bools, last: Tensor) -> Tensor:
-        """Close the gaps that finished responses leave with those from the end; does the same to ``last`` [n]."""
+        """Move responses from the end into the slots of finished ones; reorders ``last`` [n] in the same way."""
         if not finished.any():
             return last
         used = int((~finished).sum())
@@ -239,7 +240,7 @@ class TorchRollout:
         return last[torch.from_numpy(order).to(device)]
 
     def _admit(self) -> None:
-        """Let waiting responses enter, once an eighth of the slots is free: a prefill for each one would cost more."""
+        """Admit waiting responses once an eighth of the slots is free; a prefill for each one would cost more."""
         free = self._cache.slots - len(self._row)
         count = min(free, len(self._waiting))
         if count == 0 or (len(self._row) and free * 8 < self._cache.slots):
@@ -261,7 +262,7 @@ class TorchRollout:
         self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == next_prompt}
 
     def _prefill(self, prompts: list[int]) -> None:
-        """Run the trunk over prompts, as many tokens at a time as allowed, and keep what each leaves behind."""
+        """Run the trunk over prompts, as many tokens at a time as allowed, and keep their caches and last states."""
         group: list[int] = []
         tokens = 0
         for prompt in prompts:
@@ -274,7 +275,7 @@ class TorchRollout:
             self._prefill_group(group)
 
     def _prefill_group(self, prompts: list[int]) -> None:
-        starts = np.zeros(len(prompts) + 1, dtype=np.int64)  # no response yet
+        starts = np.zeros(len(prompts) + 1, dtype=np.int64)  # no response tokens yet
         sequences = Sequences(tuple(self._prompts[prompt] for prompt in prompts), starts[:0], starts)
         batch = pack(sequences, [[row] for row in range(len(prompts))])
         cache = DynamicCache()

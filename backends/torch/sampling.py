@@ -1,4 +1,4 @@
-"""Drawing tokens by weights with noise that was fixed beforehand."""
+"""Sample tokens by weight, with noise that is fixed beforehand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from backends.interface import Sampling
 
-_BLOCK = 256  # tokens that are looked at one by one
+_BLOCK = 256  # tokens in a block
 
 
 def draw(logits: Tensor, noise: Tensor, sampling: Sampling, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Token ids [n] by logits [n, V] at the sampling temperature, and the sums [n] of their exponentials.
+    """Token ids [n] for logits [n, V] at the sampling temperature, and the sums [n] of their exponentials.
 
-    From the logits their largest is taken, in place, before their exponentials come to lie in ``weights`` [n, V]:
-    a token's log-probability is its logit then, less the logarithm of the sum. At temperature 0 the likeliest is taken.
+    Subtracts the largest logit in place and writes the exponentials to ``weights`` [n, V]; a token's log-probability
+    is then its logit minus the logarithm of the sum. At temperature 0 it takes the likeliest token.
     """
     logits.sub_(logits.amax(1, keepdim=True))
     total = torch.exp(logits, out=weights).sum(1)
@@ -22,12 +22,12 @@ def draw(logits: Tensor, noise: Tensor, sampling: Sampling, weights: Tensor) -> 
 
 
 def choose(weights: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
-    """Token ids [n] by weights [n, V], which are probabilities times any factor, of those that ``sampling`` leaves.
+    """Token ids [n] by weights [n, V], unnormalised probabilities of the tokens that ``sampling`` allows.
 
-    The token is the inverse of the cumulative distribution at ``noise`` [n], float64 in [0, 1): the first
-    whose cumulative weight exceeds that share of the sum, so one of weight zero is never drawn. What is
-    cumulated are the sums of blocks of tokens, and then the weights of one block: all weights in float64
-    took as long as half the product with the output matrix.
+    The token is the inverse of the cumulative distribution at ``noise`` [n], float64 in [0, 1): the first whose
+    cumulative weight exceeds that share of the sum, so a token of weight zero is never drawn. It accumulates sums of
+    blocks of tokens, then the weights of one block; accumulating all weights in float64 took half as long as the
+    product with the output matrix.
     """
     weights = truncate(weights, sampling)
     size = weights.shape[1]
@@ -38,7 +38,7 @@ def choose(weights: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
     blocks = weights[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK)).sum(2)
     ends = torch.cat([blocks, weights[:, whole:].sum(1, keepdim=True)], dim=1).double().cumsum(1)
     block, at = _first_above(ends, noise[:, None] * ends[:, -1:])
-    first = (block * _BLOCK).clamp(max=size - _BLOCK)  # of the last block's window, which others' tokens fill up
+    first = (block * _BLOCK).clamp(max=size - _BLOCK)  # the last block's window also covers tokens of other blocks
     inside = weights.unfold(1, _BLOCK, 1)[torch.arange(len(block), device=block.device), first[:, 0]].double()
     if whole < size:
         inside.masked_fill_(torch.arange(_BLOCK, device=block.device) < block * _BLOCK - first, 0)
@@ -47,9 +47,9 @@ def choose(weights: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _first_above(ends: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of ``ends`` [n, k], ascending, above ``at`` [n, 1], and how far ``at`` lies above the one before.
+    """The first of ``ends`` [n, k], ascending, above ``at`` [n, 1], and the distance of ``at`` from the end before it.
 
-    Where rounding leaves none above, the first that equals the last: before it something was added.
+    If rounding leaves none above, it takes the first that equals the last one, which is the last with a weight.
     """
     at = torch.minimum(at, torch.nextafter(ends[:, -1:], torch.zeros_like(at)))
     found = torch.searchsorted(ends, at, right=True)
@@ -58,7 +58,7 @@ def _first_above(ends: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def truncate(weights: Tensor, sampling: Sampling) -> Tensor:
-    """The weights [n, V], 0 where min-p, top-k or top-p take a token away."""
+    """The weights [n, V], set to 0 for tokens that min-p, top-k or top-p exclude."""
     if sampling.min_p > 0:
         least = sampling.min_p * weights.amax(1, keepdim=True)
         weights = weights.masked_fill(weights < least, 0)
@@ -71,7 +71,7 @@ def truncate(weights: Tensor, sampling: Sampling) -> Tensor:
 
 
 def nucleus(weights: Tensor, level: Tensor) -> Tensor:
-    """The likeliest tokens whose weights [n, V] reach ``level`` [n, 1] together; the others become 0."""
+    """The likeliest tokens whose weights [n, V] together reach ``level`` [n, 1]; sets the others to 0."""
     ordered = weights.sort(1, descending=True).values
     before = ordered.cumsum(1) - ordered
     least = ordered.masked_fill(before >= level, torch.inf).amin(1, keepdim=True)

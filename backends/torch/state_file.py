@@ -1,10 +1,10 @@
-"""Safetensors files of a checkpoint, written and read a tensor at a time, by any number of ranks.
+"""Safetensors files of a checkpoint, written and read tensor by tensor, by any number of ranks.
 
-Each rank writes what it holds: rows of every tensor, with the first row's number and the whole shape beside
-them. Any number of ranks reads them again, each the rows it needs. torch.distributed.checkpoint does the like,
-but its index is a pickle, which can run code when it is opened, and it takes moments that lie in buckets only
-as copies. ``safetensors.torch.save_file`` copies everything that is on a GPU to the host before it writes the
-first byte: for the float32 weights and moments of 8 billion parameters 98 GB, at the first checkpoint of a run.
+Each rank writes the rows of every tensor that it holds, with the number of the first row and the whole shape. Any
+number of ranks can read them, each the rows it needs. torch.distributed.checkpoint does something similar, but its
+index is a pickle, which can run code when it is opened, and it would copy moments that are stored in buckets.
+``safetensors.torch.save_file`` copies everything from the GPU to the host before it writes the first byte: 98 GB for
+the float32 weights and moments of 8 billion parameters.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from torch import Tensor
 from backends.interface import BackendError
 
 _TYPES = {torch.float32: "F32", torch.uint8: "U8"}
-_PLACES = "rows"  # in a file's metadata: for each tensor of which it holds some rows, the first one and the shape
+_PLACES = "rows"  # metadata of a file: the first row and the whole shape of each tensor that it holds in part
 
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of a tensor as flat parts in their order, which may be views of what is in use."""
+    """Rows of a tensor as flat parts in order, which may be views of memory in use."""
 
     shape: tuple[int, ...]  # of the whole tensor
     parts: list[Tensor]
-    first: int = 0  # the row that the parts begin with
+    first: int = 0  # the first row of the parts
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The shape of what the parts are together."""
+        """The shape of the rows that the parts hold."""
         width = math.prod(self.shape[1:])
         rows = sum(part.numel() for part in self.parts) // width if width else self.shape[0]
         return (rows, *self.shape[1:]) if self.shape else ()
 
 
 def whole(tensor: Tensor) -> TensorRows:
-    """An entry of one part."""
+    """An entry of one part that holds the whole tensor."""
     return TensorRows(tuple(tensor.shape), [tensor.detach().reshape(-1)])
 
 
 def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
-    """The file of one rank, of those that hold a part; a single one has a plain name."""
+    """The file name of one rank, among those that hold a part; a single one has a plain name."""
     return folder / (f"{stem}.safetensors" if ranks == 1 else f"{stem}-{rank + 1:05d}-of-{ranks:05d}.safetensors")
 
 
@@ -65,7 +65,7 @@ def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
     header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
     end = 0
     types = {name: entry.parts[0].dtype if entry.parts else torch.float32 for name, entry in entries.items()}
-    ordered = sorted(entries.items(), key=lambda item: -types[item[0]].itemsize)  # so that all are aligned
+    ordered = sorted(entries.items(), key=lambda item: -types[item[0]].itemsize)  # aligns all tensors
     for name, entry in ordered:
         start, end = end, end + sum(part.nbytes for part in entry.parts)
         header[name] = {"dtype": _TYPES[types[name]], "shape": entry.held, "data_offsets": [start, end]}
@@ -98,7 +98,7 @@ class _Stored:
 
 
 class StoredState:
-    """The tensors of a checkpoint, in however many files they are."""
+    """The tensors of a checkpoint, in any number of files."""
 
     def __init__(self, folder: Path, stem: str, files: Mapping[Path, safe_open]) -> None:
         self.label = file_of(folder, stem)
@@ -113,7 +113,7 @@ class StoredState:
                 self._parts.setdefault(name, []).append(_Stored(file, first, shape[0] if shape else 1))
 
     def check(self, expected: Mapping[str, TensorRows]) -> None:
-        """Raise BackendError where names or shapes are not the expected ones."""
+        """Raise BackendError unless names and shapes are the expected ones."""
         differing = set(self.shapes) ^ set(expected)
         differing |= {name for name, entry in expected.items() if self.shapes.get(name, entry.shape) != entry.shape}
         if differing:
@@ -123,20 +123,20 @@ class StoredState:
             )
 
     def scalar(self, name: str) -> Tensor:
-        """A tensor that every file has whole."""
+        """A tensor that every file holds whole."""
         found: Tensor = self._parts[name][0].file.get_tensor(name)
         return found
 
     @torch.no_grad()
     def read(self, entries: Mapping[str, TensorRows]) -> None:
-        """Fill the parts of ``entries``, which :meth:`check` has found to fit."""
+        """Fill the parts of ``entries``, which must have passed :meth:`check`."""
         for name, entry in entries.items():
             values = self._rows(name, entry).reshape(-1).split([part.numel() for part in entry.parts])
             for part, new in zip(entry.parts, values, strict=True):
                 part.copy_(new)
 
     def _rows(self, name: str, entry: TensorRows) -> Tensor:
-        """The rows that an entry holds; raises BackendError where no file has them."""
+        """The rows that an entry holds; raises BackendError if no file has them."""
         if not entry.shape:
             return self.scalar(name)
         first, last = entry.first, entry.first + entry.held[0]
@@ -153,7 +153,7 @@ class StoredState:
 
 @contextmanager
 def stored(folder: Path, stem: str) -> Iterator[StoredState]:
-    """What was written under a name by one rank or several; raises OSError or SafetensorError where that is broken."""
+    """What one or several ranks wrote under a name; raises OSError or SafetensorError if it is damaged."""
     single = file_of(folder, stem)
     paths = sorted(folder.glob(f"{stem}-*-of-*.safetensors")) or [single]
     with ExitStack() as stack:
