@@ -64,6 +64,29 @@ def endless(folder: Path, timeout: float) -> Grader:
     return Grader(custom(folder / "endless.py", timeout))
 
 
+class Unreadable:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("response", [r"\boxed{5}", r"\boxed{5}" + " " * 30_000])
+def test_what_raises_is_a_verdict_here_and_in_a_worker(grader: Grader, response: str) -> None:
+    verdict = grader.submit(response, problem(Unreadable()), 10, truncated=False).result(30)
+    assert verdict == Verdict(0.0, False, "error: ValueError: no text")
+
+
+def test_what_cannot_be_sent_to_a_worker_is_a_verdict(grader: Grader) -> None:
+    verdict = grader.submit(" " * 30_000, problem(lambda: 5), 10, truncated=False).result(30)
+    assert verdict.reward == 0.0
+    assert (verdict.failure or "").startswith("error: ")
+
+
+def test_a_closed_grader_gives_verdicts() -> None:
+    with Grader(Reward()) as made:
+        pass
+    assert made.submit(r"\boxed{x}", problem("y"), 1, truncated=False).result(1).failure is not None
+
+
 def test_what_takes_forever_is_killed_and_grading_goes_on(tmp_path: Path) -> None:
     started = time.monotonic()
     with endless(tmp_path, 2.0) as grader:

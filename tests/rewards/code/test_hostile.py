@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -290,21 +292,77 @@ def _accept(server: socket.socket, accepted: list[object]) -> None:
     connection.close()
 
 
-def test_without_a_sandbox_it_refuses_and_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without bubblewrap or sandbox-exec, after the module's fixture has looked for them."""
+    request.getfixturevalue("sandbox")
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     find_sandbox.cache_clear()
-    try:
-        with pytest.raises(UserError, match=r"install bubblewrap|part of macOS"):
-            find_sandbox()
-        assert find_sandbox(allow_unsandboxed=True).kind == "none"
-        tests = {"type": "asserts", "code": "assert f(1) == 2"}
-        assert code_reward("```python\ndef f(x): return x + 1\n```", tests, allow_unsandboxed=True) == 1.0
-        assert code_reward("```python\nwhile True: pass\n```", tests, allow_unsandboxed=True, seconds=0.5) == 0.0
-    finally:
-        find_sandbox.cache_clear()
+    yield
+    find_sandbox.cache_clear()
 
 
-@pytest.mark.skipif(not find_sandbox(allow_unsandboxed=True).filter, reason="no filter of system calls on this machine")
+@pytest.mark.usefixtures("no_sandbox")
+def test_without_a_sandbox_it_refuses_and_says_how_to_install_one() -> None:
+    with pytest.raises(UserError, match=r"install bubblewrap|part of macOS"):
+        find_sandbox()
+    assert find_sandbox(allow_unsandboxed=True).kind == "none"
+    tests = {"type": "asserts", "code": "assert f(1) == 2"}
+    assert code_reward("```python\ndef f(x): return x + 1\n```", tests, allow_unsandboxed=True) == 1.0
+    assert code_reward("```python\nwhile True: pass\n```", tests, allow_unsandboxed=True, seconds=0.5) == 0.0
+
+
+NO_FILTER = pytest.mark.skipif(
+    not find_sandbox(allow_unsandboxed=True).filter, reason="no filter of system calls on this machine"
+)
+# What would outlive a run, or end somebody else's process. The last line is reached only by what was refused.
+ESCAPES = {
+    "a double fork": "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(99)",
+    "a process of another program": "import subprocess\nsubprocess.Popen(['sleep', '99'])",
+    "a process by hand": "libc.syscall(56 if x86 else 220, 17, 0, 0, 0, 0) == -1 or print('out')\nraise OSError",
+    "the death of its parent": "os.kill(os.getppid(), 9)",
+    "the death of all": "os.kill(-1, 9)",
+    "a signal to a thread": "libc.syscall(234 if x86 else 131, os.getppid(), os.getppid(), 9)\nraise OSError",
+    "a life of its own": "libc.prctl(1, 0, 0, 0, 0) == -1 or print('out')\nraise OSError",
+    "the network": "import socket\nsocket.create_connection(('127.0.0.1', 1), 0.1)",
+}
+
+
+@NO_FILTER
+@pytest.mark.usefixtures("no_sandbox")
+@pytest.mark.parametrize("name", ESCAPES)
+def test_without_a_sandbox_no_process_outlives_the_run_or_ends_another(name: str) -> None:
+    start = "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nx86 = os.uname().machine == 'x86_64'\n"
+    code = f"{start}try:\n{textwrap.indent(ESCAPES[name], '    ')}\nexcept OSError: print('held')"
+    tests = {"type": "stdio", "cases": [{"input": "", "output": "held"}]}
+    assert code_reward(f"```python\n{code}\n```", tests, allow_unsandboxed=True) == 1.0
+
+
+@NO_FILTER
+def test_without_a_sandbox_a_program_ends_with_the_process_that_runs_it(tmp_path: Path) -> None:
+    """Killed, that process has no time to end its program."""
+    begun = tmp_path / "begun"
+    response = f"```python\nimport time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(99)\n```"
+    script = f"""
+import os, threading, time
+from delta_cli.rewards.code import sandbox
+from delta_cli.rewards.code.verdict import code_reward
+sandbox.shutil.which = lambda name: None
+tests = {{"type": "stdio", "cases": [{{"input": "", "output": ""}}]}}
+run = lambda: code_reward({response!r}, tests, seconds=90, allow_unsandboxed=True)
+threading.Thread(target=run, daemon=True).start()
+while not os.path.exists({str(begun)!r}):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=False)
+    assert begun.exists()
+    for folder in folders():  # which nobody was left to remove
+        shutil.rmtree(Path(tempfile.gettempdir()) / folder, ignore_errors=True)
+
+
+@NO_FILTER
 def test_what_no_limit_counts_is_refused() -> None:
     """Shared memory, message queues, files in memory, processes and namespaces of the program's own."""
     code = """

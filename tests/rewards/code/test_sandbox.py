@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -107,6 +108,17 @@ assert raises() == "negative"
         ("def f(a): return a", calls("f", ([1], True)), 0.0),
         ("def f(a): return [a]", calls("f", ([1], [1]), ([2], [3])), 0.0),
         ("def f(a): return iter([a])", calls("f", ([1], [1])), 0.0),
+        ("def f(a): return float(a)", calls("f", ([1000000006], 1000000006)), 1.0),
+        ("def f(a): return a + 1.0", calls("f", ([1000000006], 1000000006)), 0.0),
+        ("def f(a): return a + 0.9", calls("f", ([1000000006], 1000000006)), 0.0),
+        ("def f(a): return a + 1", calls("f", ([1000000006], 1000000006.0)), 1.0),
+        ("def f(a): return 10 ** a", calls("f", ([4000], 10**4000)), 1.0),
+        ("def f(a): return float('nan')", calls("f", ([1], 1.0)), 0.0),
+        ("def f(a): return float('inf')", calls("f", ([1], 1)), 0.0),
+        ("def f(a): return None", calls("f", ([1], None)), 1.0),
+        ("def f(a): return {1: (2,)}", calls("f", ([1], {"1": [2]})), 1.0),
+        ("def f(a): return '1'", calls("f", ([1], 1)), 0.0),
+        ("def f(a): return {1, 2}", calls("f", ([1], [1, 2])), 0.0),
     ],
 )
 def test_reward(code: str, tests: dict[str, Any], reward: float) -> None:
@@ -156,3 +168,45 @@ def test_the_method_of_a_class_is_called_on_a_new_object() -> None:
     assert code_reward(fenced(right), tests) == 1.0
     assert code_reward(fenced(right.replace("sum(b)", "1")), tests) == 0.0
     assert code_reward(fenced("def add(a, b):\n    return a + sum(b)"), tests) == 0.0
+
+
+@pytest.mark.parametrize("text", ["1e30000000", "9" * 10**6, "1" + "0" * 4300])
+@pytest.mark.parametrize("name", ["fractions.Fraction", "decimal.Decimal", "builtins.int"])
+def test_a_text_of_the_program_is_not_read_as_a_number(name: str, text: str) -> None:
+    """A class may call itself what it likes: reading these would take minutes, outside the sandbox."""
+    module, _, kind = name.partition(".")
+    code = f"""
+class Pretender:
+    __module__ = {module!r}
+    __str__ = __repr__ = lambda self: {text[:10]!r} + {len(text)} * "0"
+    numerator = denominator = property(__str__)
+Pretender.__name__ = {kind!r}
+def f(x): return Pretender()
+"""
+    started = time.monotonic()
+    assert code_reward(fenced(code), calls("f", ([1], 1.5), ([2], 10**4300))) == 0.0
+    assert code_reward(fenced(code), asserts("assert f(1) == 1.5")) == 0.0
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"value": ' + "[" * 10**5,
+        '{"value": ' + "9" * 10**5 + "}",
+        '{"value": 1e999999999}',
+        '{"value": {"Fraction": "1e30000000"}}',
+        '{"value": {"int": "0x55"}}',
+        "[]",
+        "\xff",
+        '{"value": true}',
+    ],
+)
+def test_forged_results_of_calls_are_wrong_and_read_quickly(line: str) -> None:
+    code = f"import os\nos.write(1, ({line!r} + chr(10)).encode('latin-1') * 9)\ndef f(x): return 7"
+    taken = "import os\nfor n in range(1, 9):\n    try: os.write(n, ({line!r} + chr(10)).encode('latin-1'))\n"
+    taken += "    except OSError: pass\ndef f(x): return 7"
+    started = time.monotonic()
+    for each in (code, taken.replace("{line!r}", repr(line))):
+        assert code_reward(fenced(each), calls("f", ([1], 85), ([2], 86)), mode="share") == 0.0
+    assert time.monotonic() - started < 5
