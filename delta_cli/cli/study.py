@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -20,45 +22,53 @@ if TYPE_CHECKING:
 
 
 class Terminated(BaseException):
-    """A signal asked the study to end."""
+    """A signal asked the study to stop."""
 
 
-@app.command(short_help="Run a grid of methods and seeds.")
+@app.command(short_help="Compare settings or methods over several seeds.")
 def study(
-    plan: Annotated[Path, typer.Argument(metavar="STUDY", help="A study, e.g. recipes/study_quickstart.toml.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="A study, e.g. recipes/study_quickstart.toml, or a recipe.")
+    ],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B", help="Compare these values of a recipe key; several are combined.", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Runs of each arm.", show_default=False)] = None,
     scale: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="tiny: the same protocol on the embedded task, in minutes.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="tiny: the same protocol on the embedded task.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the study; without one, studies/NAME.", show_default=False),
+        typer.Option(metavar="DIR", help="Folder of the study; by default studies/NAME.", show_default=False),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="So many seeds.", show_default=False)] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="So many runs at a time.", show_default=False)] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time.", show_default=False)] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="auto, cpu, cuda, mlx or fake.", show_default=False)
     ] = None,
     set_: SetOption = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Sum up what is finished; run nothing.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Summarise finished runs; run nothing.")] = False,
 ) -> None:
-    """Run a grid of methods and seeds and write its table, as text, JSON and a figure.
+    """Train every arm with every seed and write a table as text, JSON and a figure.
 
-    A study may choose every run's best checkpoint and measure it on a suite. Called again, it goes on
-    where it stopped.
+    A study can also measure each run's best checkpoint on a suite. If a study is stopped, the same command
+    continues it. One line compares values of a recipe's key:
+
+    delta study recipes/quickstart.toml --grid update.learning_rate=2e-4,1e-3 --seeds 3
     """
     from filelock import FileLock, Timeout
     from rich.console import Console
 
     from delta_cli.runs.folder import writing
-    from delta_cli.study.grid import Grid
     from delta_cli.study.plan import load_study
     from delta_cli.study.progress import StudyProgress
+    from delta_cli.study.runner import StudyRunner
 
-    given = (("seeds", seeds), ("jobs", jobs), ("backend", backend))
-    loaded = load_study(plan, scale, set_ or (), **{name: value for name, value in given if value is not None})
+    given = {name: value for name, value in (("seeds", seeds), ("jobs", jobs), ("backend", backend)) if value}
+    loaded = load_study(plan, scale, set_ or (), dict(map(_values, grid or ())), **given)
     folder = out or Path("studies") / loaded.name
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,22 +76,30 @@ def study(
         with FileLock(folder / ".lock", timeout=0):
             if not summary:
                 signal.signal(signal.SIGTERM, _terminate)
-                with StudyProgress(Console()) as watch:
-                    watch.grid = Grid(loaded, plan.parent, folder, watch.line)
-                    watch.grid.run()
-            _sum_up(loaded, plan.parent, folder)
+                with StudyProgress(Console()) as progress:
+                    progress.runner = StudyRunner(loaded, folder, progress.line)
+                    progress.runner.run()
+            _sum_up(loaded, folder)
     except Terminated:
-        typer.echo(f"stopped; go on with: delta study {plan}{f' --scale {scale}' if scale else ''}", err=True)
+        typer.echo(f"stopped; continue with: {shlex.join(['delta', *sys.argv[1:]])}", err=True)
         raise typer.Exit(128 + signal.SIGTERM) from None
     except Timeout:
-        raise UserError(f"{folder}: another process is at this study; wait for it, or choose another --out") from None
+        raise UserError(f"{folder}: another process runs this study; wait for it, or choose another --out") from None
+
+
+def _values(text: str) -> tuple[str, list[str]]:
+    """The key and the values of ``--grid KEY=A,B``."""
+    key, _, values = text.partition("=")
+    if not key or not values:
+        raise UserError(f"--grid {text}: write KEY=A,B, e.g. update.learning_rate=2e-4,1e-3")
+    return key.strip(), [value.strip() for value in values.split(",") if value.strip()]
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
+def _sum_up(study: Study, folder: Path) -> None:
     """Print the table, and write it as text, JSON and a figure."""
     import json
     from dataclasses import asdict
@@ -101,7 +119,7 @@ def _sum_up(study: Study, plan_folder: Path, folder: Path) -> None:
     record = results.as_json(study, found, rows) | {"machine": asdict(describe_machine(backend))}
     table: RenderableType = render.table(study, rows)
     if study.measure is not None:
-        chosen = measured(study, plan_folder, folder)
+        chosen = measured(study, folder)
         arms = measured_arms(study, chosen)
         table = measured_table(study, arms)
         record["measured"] = [asdict(row) for row in arms]

@@ -1,4 +1,4 @@
-"""What a person sees of a study: lines as runs begin and end and, in a terminal, a table of those under way."""
+"""What ``delta study`` prints: a line when a run starts or ends and, in a terminal, a table of the active runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from delta_cli.study.grid import Grid
-from delta_cli.text import duration
+from delta_cli.study.runner import StudyRunner
+from delta_cli.text import count, duration
 
-REFRESH_PER_SECOND = 1  # each reads the metrics of the runs under way
+REFRESH_PER_SECOND = 1  # each refresh reads the metrics of the active runs
 
 
 class StudyProgress:
     """Prints lines; in a terminal that can move its cursor they scroll above a table that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        self.grid: Grid | None = None  # to be set before lines come
+        self.runner: StudyRunner | None = None  # set before the first line
         self._console = console
         self._live: Live | None = None
 
@@ -42,22 +42,21 @@ class StudyProgress:
             self._live.stop()
 
     def line(self, text: str) -> None:
-        """A run began or ended."""
+        """Print that a run starts or ends."""
         self._console.print(Text(text), soft_wrap=True)
         self._console.file.flush()
 
     def picture(self) -> RenderableType:
-        """The runs under way, how far each is, and the time left."""
-        grid = self.grid
-        if grid is None:
+        """The active runs with their steps and times, and the time left."""
+        if self.runner is None:
             return Text()
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("run", overflow="fold")
         table.add_column("step", justify="right", no_wrap=True)
         table.add_column("time", justify="right", no_wrap=True)
         now = time.monotonic()
-        for name, run in sorted(grid.going.items()):
-            table.add_row(Text(name), f"{run.step()}/{run.steps}", duration(now - run.started))
-        left = grid.left()
+        for name, active in sorted(self.runner.active.items()):
+            table.add_row(Text(name), f"{active.run.steps_done()}/{active.steps}", duration(now - active.started))
+        left = self.runner.seconds_left()
         rest = "" if left is None else f", {duration(left)} left"
-        return Group(Text(), table, Text(f"{grid.ahead} of the study's runs to finish{rest}", style="dim"))
+        return Group(Text(), table, Text(f"{count(self.runner.remaining, 'run')} to finish{rest}", style="dim"))

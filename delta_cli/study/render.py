@@ -1,4 +1,4 @@
-"""A study's table as text and its learning curves as a figure."""
+"""A study's table and its learning curves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from delta_cli.evaluation.statistics import RankTest
 from delta_cli.study.plan import Study
-from delta_cli.study.summary import ArmSummary, RunOutcome, SeedInterval
+from delta_cli.study.summary import ArmSummary, RunOutcome
 from delta_cli.study.wrapped_table import Column, WrappedTable
 from delta_cli.text import count
 
@@ -20,16 +21,16 @@ def table(study: Study, rows: Sequence[ArmSummary]) -> WrappedTable:
         return heading, *map(cell, rows)
 
     return WrappedTable(
-        title=study.question or study.name,
+        title=study.heading,
         first=column("arm", lambda row: row.arm),
         groups=(
             (
-                column("final accuracy", lambda row: _percent(row.accuracy)),
-                column("p", lambda row: _p(row.accuracy_test)),
+                column("final accuracy", lambda row: row.accuracy.text(".1%")),
+                column("p", lambda row: p_value(row.accuracy_test)),
             ),
             (
-                column("area under curve", lambda row: _percent(row.area)),
-                column("p", lambda row: _p(row.area_test)),
+                column("area under curve", lambda row: row.area.text(".1%")),
+                column("p", lambda row: p_value(row.area_test)),
             ),
             (column(f"steps to {study.target:.0%}", _steps),),
             (column("entropy", lambda row: f"{row.entropy.mean:.3f}"),),
@@ -40,13 +41,13 @@ def table(study: Study, rows: Sequence[ArmSummary]) -> WrappedTable:
 
 
 def figure(study: Study, found: Sequence[RunOutcome], rows: Sequence[ArmSummary], files: Sequence[Path]) -> None:
-    """Learning curves, mean over seeds with the range of the middle half; written to every file."""
+    """Draw the learning curves, mean over seeds with the middle half as a band, and write them to every file."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     drawing = Figure(figsize=(7, 4.2), layout="constrained")
     axes = drawing.add_subplot(xlabel="step", ylabel="training accuracy")
-    axes.set_title(study.question or study.name, fontsize="small")
+    axes.set_title(study.heading, fontsize="small")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     styles = ("-", "--", "-.", ":")
     for index, row in enumerate(rows):
@@ -64,19 +65,14 @@ def figure(study: Study, found: Sequence[RunOutcome], rows: Sequence[ArmSummary]
 
 def _caption(study: Study, rows: Sequence[ArmSummary]) -> str:
     seeds = min((row.accuracy.seeds for row in rows), default=0)
-    test = f"p: one-sided Mann-Whitney U that {study.reference} is higher"
-    pairs = [f"{arm.name} against {arm.against}" for arm in study.arms if arm.against not in (None, arm.name)]
-    others = f"; but {', '.join(pairs)}" if pairs else ""
-    return f"{count(seeds, 'seed')}; mean [95 % interval, Student's t]; {test}{others}"
+    interval = "mean [95 % interval, Student's t]" if seeds > 1 else "one seed has no interval and no test"
+    note = study.test_note("one-sided Mann-Whitney U") if seeds > 1 else "; ".join(study.remarks)
+    return "; ".join(filter(None, (count(seeds, "seed"), interval, note)))
 
 
-def _percent(value: SeedInterval) -> str:
-    return f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"
-
-
-def _p(test: object) -> str:
-    value = getattr(test, "p_value", None)
-    return "" if value is None else f"{value:.3f}"
+def p_value(test: RankTest | None) -> str:
+    """The p-value of a test; empty without a test."""
+    return "" if test is None else f"{test.p_value:.3f}"
 
 
 def _steps(row: ArmSummary) -> str:

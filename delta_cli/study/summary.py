@@ -1,4 +1,4 @@
-"""What a study found: numbers of each run, their mean and interval over seeds, and rank tests."""
+"""What a study found: the numbers of each run, their mean and interval over seeds, and rank tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scipy import stats
 
 from delta_cli.evaluation.statistics import RankTest, mann_whitney
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.study.grid import study_runs
 from delta_cli.study.plan import Study
+from delta_cli.study.runner import study_runs
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,26 @@ class RunOutcome:
     arm: str
     seed: int
     accuracy: float  # held out, after the last step
-    area: float  # mean training accuracy over the steps: the area under the learning curve
-    steps_to_target: int | None  # first step whose mean accuracy over 3 steps is at the target; None: never
+    area: float  # area under the learning curve: mean training accuracy over the steps
+    steps_to_target: int | None  # first step at which the mean accuracy of 3 steps reaches the target; None: never
     entropy: float  # nats, mean over the last tenth of the steps
-    length: float  # tokens, likewise
+    length: float  # tokens of a response, mean over the last tenth of the steps
     curve: list[float]  # training accuracy at each step
 
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """A mean over seeds with its 95 % interval (Student's t)."""
+    """A mean over seeds with its 95 % interval (Student's t); one seed has no interval."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     seeds: int
+
+    def text(self, form: str) -> str:
+        """The mean and the interval, each in the format ``form``, such as ".1%"."""
+        interval = "" if self.low is None or self.high is None else f" [{self.low:{form}}, {self.high:{form}}]"
+        return f"{self.mean:{form}}{interval}"
 
 
 @dataclass(frozen=True)
@@ -47,31 +52,28 @@ class ArmSummary:
     arm: str
     accuracy: SeedInterval
     area: SeedInterval
-    steps_to_target: SeedInterval | None  # over the seeds that got there
-    reached: int  # seeds that got to the target
+    steps_to_target: SeedInterval | None  # over the seeds that reached the target
+    reached: int  # seeds that reached the target
     entropy: SeedInterval
     length: SeedInterval
-    accuracy_test: RankTest | None  # the arm it is tested against is above it; None for the reference
+    accuracy_test: RankTest | None  # that the arm it is tested against is higher; None for the reference
     area_test: RankTest | None
 
 
 def outcomes(study: Study, out: Path) -> list[RunOutcome]:
-    """The numbers of every run that is finished."""
+    """The numbers of every finished run."""
     return [
-        _outcome(cell.arm.name, cell.seed, RunFolder(cell.folder), study.target)
-        for cell in study_runs(study, out)
-        if (cell.folder / "model" / "config.json").exists()
+        _outcome(run.arm.name, run.seed, RunFolder(run.folder), study.target)
+        for run in study_runs(study, out)
+        if (run.folder / "model" / "config.json").exists()
     ]
 
 
 def summarise(study: Study, found: Sequence[RunOutcome]) -> list[ArmSummary]:
-    """A row for each arm with finished runs, the reference first, then by area; tests where both have several."""
-    by_arm = {arm.name: [o for o in found if o.arm == arm.name] for arm in study.arms}
-    complete = {name: runs for name, runs in by_arm.items() if runs}
-    against = {arm.name: arm.against or study.reference for arm in study.arms}
+    """A row for each arm with finished runs: the reference first, then by area. Tests need two runs of both arms."""
+    by_arm = {arm.name: [run for run in found if run.arm == arm.name] for arm in study.arms}
     rows = [
-        _row(name, runs, complete.get(against[name]) if against[name] != name else None)
-        for name, runs in complete.items()
+        _row(arm.name, by_arm[arm.name], by_arm.get(study.against(arm) or "")) for arm in study.arms if by_arm[arm.name]
     ]
     return sorted(rows, key=lambda row: (row.arm != study.reference, -row.area.mean))
 
@@ -79,7 +81,7 @@ def summarise(study: Study, found: Sequence[RunOutcome]) -> list[ArmSummary]:
 def as_json(study: Study, found: Sequence[RunOutcome], rows: Iterable[ArmSummary]) -> dict[str, Any]:
     """Everything a reader needs to check the table."""
     return {
-        "study": study.model_dump(),
+        "study": study.model_dump(mode="json", exclude={"folder"}),
         "test": "one-sided Mann-Whitney U over seeds, alternative: the arm it is tested against is larger",
         "interval": "95 %, Student's t over seeds",
         "rows": [asdict(row) for row in rows],
@@ -105,7 +107,7 @@ def _outcome(arm: str, seed: int, run: RunFolder, target: float) -> RunOutcome:
 
 
 def steps_to(curve: Sequence[float], target: float, window: int = 3) -> int | None:
-    """The first step at which the mean accuracy of the last ``window`` steps is at the target."""
+    """The first step at which the mean accuracy of the last ``window`` steps reaches the target; None if never."""
     means = np.convolve(curve, np.ones(window) / window, "valid") if len(curve) >= window else np.array([])
     reached = np.flatnonzero(means >= target - 1e-12)
     return int(reached[0]) + window if len(reached) else None
@@ -116,7 +118,7 @@ def _row(name: str, runs: Sequence[RunOutcome], reference: Sequence[RunOutcome] 
         return over_seeds([getattr(run, field) for run in runs])
 
     def test(field: str) -> RankTest | None:
-        if reference is None or min(len(reference), len(runs)) < 2:
+        if not reference or min(len(reference), len(runs)) < 2:
             return None
         return mann_whitney(*(np.array([getattr(run, field) for run in side]) for side in (reference, runs)))
 
@@ -135,9 +137,9 @@ def _row(name: str, runs: Sequence[RunOutcome], reference: Sequence[RunOutcome] 
 
 
 def over_seeds(values: Sequence[float]) -> SeedInterval:
-    """Mean and 95 % interval; the interval of a single value is the value."""
+    """Mean and 95 % interval of the values of all seeds."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return SeedInterval(mean, mean, mean, len(values))
+        return SeedInterval(mean, None, None, len(values))
     half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
     return SeedInterval(mean, mean - half, mean + half, len(values))

@@ -19,6 +19,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, parse_recipe
 from delta_cli.recipe.other_trainers import TRAINERS
 from delta_cli.rewards.code.sandbox import find_sandbox
+from delta_cli.study.plan import StudyFile
 
 from .documents import DOCS, DOCUMENTS, ROOT, Block, blocks, prose, run, shows
 
@@ -163,7 +164,9 @@ def test_recipe_fragments_load(document: Path) -> None:
         if block.language == "toml":
             table = tomllib.loads(block.text)
             table.pop("extends", None)
-            if "benchmarks" not in table:
+            if "arms" in table:
+                StudyFile.model_validate(table)
+            elif "benchmarks" not in table:
                 parse_recipe(table, f"{document.name}, line {block.line}")
 
 

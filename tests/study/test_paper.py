@@ -25,8 +25,8 @@ from delta_cli.runs import checkpoint
 from delta_cli.runs.checkpoint import State
 from delta_cli.runs.folder import RunFolder
 from delta_cli.study.checkpoint_table import MeasuredRun, measured, measured_arms, measured_table
-from delta_cli.study.grid import study_runs
 from delta_cli.study.plan import Study, load_study
+from delta_cli.study.runner import study_runs
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PAPER = sorted(path for path in RECIPES.glob("paper_*.toml") if "\narms = " in path.read_text())
@@ -38,11 +38,11 @@ def test_a_study_of_the_paper_has_its_protocol(path: Path) -> None:
     study = load_study(path)
     assert study.measure is not None
     assert (study.seeds, study.measure.checkpoint) == (1, "best")
-    settings = study.suite(RECIPES).settings
+    settings = study.suite().settings
     assert (settings.max_tokens, settings.top_p, settings.temperature) == (30_000, 0.7, 1.0)
     assert settings.samples == (16 if study.measure.suite in ("math7", "math4") else 5)
     for arm in study.arms:
-        recipe = study.recipe_of(arm, 0, RECIPES)
+        recipe = study.recipe_of(arm, 0)
         assert recipe.checkpoint.keep_best == "eval_accuracy"
         assert recipe.evaluation.every % recipe.checkpoint.every == 0
         if recipe.rewards[0].kind == "math":
@@ -58,7 +58,7 @@ def test_the_arms_of_a_table_differ_in_nothing_but_what_they_say() -> None:
     for path in [p for p in PAPER if p.stem not in ("paper_code", "paper_olmo3")]:
         study = load_study(path)
         for arm in study.arms:
-            changed = {name for name, _ in differences(base, study.recipe_of(arm, 0, RECIPES))}
+            changed = {name for name, _ in differences(base, study.recipe_of(arm, 0))}
             large = {"model.path", "run.steps"} if arm.name.endswith("_14b") else set()
             rest = changed - large
             assert large <= changed
@@ -80,7 +80,7 @@ def test_the_tiny_scale_changes_the_task_and_not_the_method(path: Path) -> None:
     full, tiny = load_study(path), load_study(path, "tiny")
     assert tiny.name == f"{full.name}-tiny"
     for arm in full.arms:
-        before, after = full.recipe_of(arm, 0, RECIPES), tiny.recipe_of(arm, 0, RECIPES)
+        before, after = full.recipe_of(arm, 0), tiny.recipe_of(arm, 0)
         assert (after.method, after.delta) == (before.method, before.delta)
         assert (after.update.mini_batches, after.checkpoint.keep_best) == (4, "eval_accuracy")
         assert (after.model.path, after.data.source) == ("tiny-base", "arithmetic")
@@ -89,7 +89,15 @@ def test_the_tiny_scale_changes_the_task_and_not_the_method(path: Path) -> None:
 def plan(folder: Path, **changes: object) -> Study:
     (folder / "base.toml").write_text('[evaluation]\nsuite = "arithmetic"\n[checkpoint]\nkeep_best = "eval_accuracy"\n')
     arms = ({"name": "delta"}, {"name": "dapo", "set": ("method.preset=dapo",)})
-    table = {"name": "small", "recipe": "base.toml", "seeds": 1, "arms": arms, "measure": {"suite": "math7"}}
+    table = {
+        "name": "small",
+        "recipe": "base.toml",
+        "seeds": 1,
+        "arms": arms,
+        "measure": {"suite": "math7"},
+        "folder": folder,
+        "reference": "delta",
+    }
     return Study.model_validate(table | changes)
 
 
@@ -143,7 +151,7 @@ def test_the_table_is_that_of_the_chosen_checkpoints(tmp_path: Path) -> None:
         write_measured(cell.folder, 4, {4: 0.6 if better else 0.4, 8: 0.9, 9: 0.1}, settings, "math7")
         other = settings.model_copy(update={"samples": 2})
         write_evaluation(cell.folder / "evaluations" / "a first one", 4, 0.99, other, "math7")
-    found = measured(study, tmp_path, tmp_path)
+    found = measured(study, tmp_path)
     assert [(each.arm, each.step, each.evaluation.settings) for each in found] == [
         ("delta", 4, settings),
         ("dapo", 4, settings),
@@ -175,7 +183,7 @@ def test_several_seeds_are_averaged_and_ranked_by_run(tmp_path: Path) -> None:
     study = plan(tmp_path, seeds=3)
     for number, cell in enumerate(study_runs(study, tmp_path)):
         write_measured(cell.folder, number, {number: 0.7 if cell.arm.name == "delta" else 0.3}, settings, "math7")
-    found = measured(study, tmp_path, tmp_path)
+    found = measured(study, tmp_path)
     delta, dapo = measured_arms(study, found)
     assert delta.steps == (0, 2, 4)
     own = [100 * each.evaluation.average.avg.mean for each in found if each.arm == "delta"]
@@ -256,7 +264,7 @@ def test_the_whole_protocol_killed_and_started_again_prints_the_same(tmp_path: P
     trains("dapo-seed0")
     second.send_signal(signal.SIGTERM)
     assert second.wait(120) == 128 + signal.SIGTERM, (tmp_path / "2").read_text()
-    assert "go on with: delta study small.toml --scale tiny" in (tmp_path / "2").read_text()
+    assert "continue with: delta study small.toml --scale tiny" in (tmp_path / "2").read_text()
     assert start("parts", "3").wait(300) == 0, (tmp_path / "3").read_text()
     assert (tmp_path / "parts" / "table.txt").read_text() == table
     record = json.loads((tmp_path / "parts" / "study.json").read_text())
