@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -9,9 +12,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
+from delta_cli.recipe.reward import Reward
 from delta_cli.rewards import code_reward, math_reward
+from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.math.latex import normalise
+from tests.rewards.responses import responses
 
 TEXT = r"""
 0 1 2 5 9 10 0.5 1/2 x y n a e i f(x) A AB + - * / ^ _ = < > ! , ; : . | ' " & ( ) [ ] { } % $ ~ ° π ∞
@@ -140,3 +147,25 @@ def test_programs(code: str, checks: str) -> None:
 @example({"type": "asserts", "code": "assert 0", "cases": None})
 def test_any_table_of_tests(tests: Any) -> None:
     assert reward_of("no program", tests, 0.7) in (0.0, None)
+
+
+# ------------------------------------------------------------------------------------------ forged answers
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=30 if os.environ.get("DELTA_FUZZ") else 1)
+def test_forged_answers_of_a_program(seed: int) -> None:
+    """The judge against a program that says anything: only the right answer is rewarded."""
+    command = [sys.executable, "-m", "tests.rewards.code.forged", str(seed), "200", "40"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["", *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["math", "number", "format"]))
+def test_any_response_is_graded_at_once_or_handed_on(seed: int, kind: Any) -> None:
+    with Grader(Reward(kind=kind, format_bonus=0.5)) as grader:
+        for response in responses(seed, 10):
+            started = time.process_time()
+            grader.submit(response, Problem("p", "How many, in percent?", "85"), 1, truncated=False)
+            assert time.process_time() - started < 0.5
