@@ -45,10 +45,10 @@ def group_advantages(rewards: ArrayLike, groups: ArrayLike, kind: AdvantageKind 
 
 
 def _all_equal(rewards: Doubles, index: Ids, groups: int) -> Bools:
-    """Whether a response's group (of two or more) has one reward throughout, [R].
+    """Whether all rewards of a response's group (of two or more) are equal, [R].
 
-    Their mean may differ from it by a rounding, which the division by the standard deviation's
-    floor would turn into an advantage with a sign.
+    Their mean may differ from them by rounding, which division by the floor of the standard deviation would turn into
+    an advantage.
     """
     lowest, highest = np.full(groups, np.inf), np.full(groups, -np.inf)
     np.minimum.at(lowest, index, rewards)

@@ -1,4 +1,4 @@
-"""Blame on some tokens of a response instead of on all of them."""
+"""Put the blame for a wrong response on some of its tokens instead of all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:  # the core itself needs nothing but numpy
 
 
 def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> Doubles:
-    """Weights [N] that move the whole of a response's weight to its tokens that are ``blamed``.
+    """Weights [N] that move all of a response's weight to its ``blamed`` tokens.
 
-    ``blamed`` [N] is True on the tokens that carry it, ``starts`` int64 [R+1] says where each response begins.
-    The weights of a response have mean 1: T/b on its b blamed tokens of T, 0 on the others; 1 where none is blamed.
+    ``blamed`` [N] is True for these tokens, ``starts`` int64 [R+1] says where each response begins. The weights of a
+    response have mean 1: T/b on its b blamed tokens of T, and 0 on the others; 1 on all if none is blamed.
     """
     marks, bounds = np.asarray(blamed, bool), np.asarray(starts, np.int64)
     lengths = np.diff(bounds)

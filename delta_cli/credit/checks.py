@@ -1,4 +1,4 @@
-"""Checks of what callers hand in; every failure is a ValueError that names the value."""
+"""Checks of arguments; every failure is a ValueError that names the value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOST = 1  # kDLCPU of DLPack
 
 
 def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[Doubles, Ids]:
-    """Advantages [R] and starts [R+1] as arrays that fit each other; ValueError where they do not."""
+    """Advantages [R] and starts [R+1] as matching arrays; raises ValueError if they do not match."""
     advantages = np.asarray(advantages, np.float64)
     starts = np.asarray(starts, np.int64)
     if advantages.ndim != 1 or starts.shape != (len(advantages) + 1,):
@@ -31,9 +31,9 @@ def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[Doubles, Ids
 
 
 def as_numpy(array: Any, name: str) -> NDArray[Any]:
-    """An array of any library as numpy's, through DLPack and without a copy where it lies in host memory.
+    """An array of any library as a numpy array, through DLPack and without a copy if it is in host memory.
 
-    Raises ValueError with the way out where it lies on a device, or in a type that numpy does not have.
+    Raises ValueError, with a way out, if it is on a device or of a type that numpy does not have.
     """
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
         return np.asarray(array)
@@ -50,14 +50,14 @@ def as_numpy(array: Any, name: str) -> NDArray[Any]:
 
 
 def check_choices(record: object, choices: Mapping[str, Sequence[str]]) -> None:
-    """ValueError where a field of ``record`` is none of its allowed words."""
+    """Raise ValueError if a field of ``record`` is not one of its allowed words."""
     for name, allowed in choices.items():
         if (value := getattr(record, name)) not in allowed:
             raise ValueError(f"{name} '{value}' does not exist; choose one of {', '.join(allowed)}")
 
 
 def check_positive(record: object, *names: str) -> None:
-    """ValueError where a field of ``record`` is not a finite number above 0."""
+    """Raise ValueError if a field of ``record`` is not a finite number above 0."""
     for name in names:
         if not 0 < (value := getattr(record, name)) < np.inf:
             raise ValueError(f"{name} must be a finite number above 0, not {value}")

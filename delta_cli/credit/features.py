@@ -1,4 +1,4 @@
-"""Token features: the two reductions the coefficients need, over whatever holds the proxies v [N, H]."""
+"""Token features: the two reductions that the coefficients need, over the proxies v [N, H] in any storage."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:  # the core itself needs nothing but numpy
     from backends.arrays import Floats, Ids
 
 
-_CHUNK_BYTES = 2**20  # of float64: a chunk stays in one core's cache, and below what BLAS would wake threads for
+_CHUNK_BYTES = (
+    2**20
+)  # bytes of float64 in a chunk: fits the cache of a core and stays below BLAS's threshold for threads
 
 
 class FeatureReductions(Protocol):
     """Proxies v [N, H] of the response tokens, flat and in order.
 
-    A direction is an array of any one shape; the core adds, scales and multiplies directions
-    elementwise and never looks inside.
+    A direction is an array of any fixed shape; the core only adds, scales and multiplies directions elementwise.
     """
 
     def weighted_sum(self, weights: Floats) -> Floats:
@@ -34,7 +35,7 @@ class FeatureReductions(Protocol):
 class DenseFeatures:
     """v = scale·hidden, never materialised: rows of a numpy matrix with a factor each.
 
-    Products run in float64 chunk by chunk, whatever ``hidden`` is stored in.
+    Products run in float64, chunk by chunk, whatever the type of ``hidden``.
     """
 
     def __init__(self, hidden: Floats, scale: Floats | None = None) -> None:
@@ -79,7 +80,7 @@ class DenseFeatures:
 
 
 class JoinedFeatures:
-    """Features of several stretches of tokens, one after another; ``counts`` are the tokens of each."""
+    """The features of several runs of tokens, one after another; ``counts`` are the tokens of each."""
 
     def __init__(self, parts: Sequence[Any], counts: Sequence[int]) -> None:
         self._parts = list(parts)
@@ -157,11 +158,11 @@ class SelectedFeatures:
 
 
 def output_row_features(hidden: ArrayLike, logprobs: ArrayLike) -> DenseFeatures:
-    """The default proxy v = (1 − p)·h (method, section 2.1), from arrays of numpy or of any library that has DLPack.
+    """The default proxy v = (1 − p)·h (method, section 2.1), from arrays of numpy or of any library with DLPack.
 
-    ``hidden`` [N, H] is the input of the LM head at the position that predicts each token, any
-    float type that numpy has; ``logprobs`` [N] are the tokens' log-probabilities. A torch tensor in host
-    memory is not copied. Raises ValueError where the shapes do not fit or an array cannot be read.
+    ``hidden`` [N, H] is the input of the LM head at the position that predicts each token, of any float type numpy
+    has; ``logprobs`` [N] are the tokens' log-probabilities. A torch tensor in host memory is not copied. Raises
+    ValueError if the shapes do not fit or an array cannot be read.
     """
     hidden, logprobs = as_numpy(hidden, "hidden"), np.asarray(as_numpy(logprobs, "logprobs"), np.float64)
     if hidden.ndim != 2 or logprobs.shape != hidden.shape[:1]:

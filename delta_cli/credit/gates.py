@@ -1,8 +1,8 @@
-"""What a ratio gate does to one token's term of the objective, with its analytic derivative.
+"""The ratio gates: how each bounds a token's term of the objective, with its analytic derivative.
 
-A gate reads the log-ratio delta = logp − logp_old, clamped to ±20, and the advantage, both [n], and
-returns the term l [n] to be maximised, its derivative with respect to logp [n], and where it cut
-the gradient off [n]. Source: method, section 4.
+A gate reads the log-ratio delta = logp − logp_old, clamped to ±20, and the advantage, both [n]. It returns the term l
+[n] to maximise, its derivative with respect to logp [n], and where it cut the gradient off [n]. Source: method,
+section 4.
 """
 
 from __future__ import annotations

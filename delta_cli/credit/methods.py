@@ -25,12 +25,12 @@ _CHOICES = {
 class Method:
     """A row of the table of presets: the four choices and the numbers they read.
 
-    ``credit`` says where a token's weight comes from: nowhere ("uniform"), the coefficients of
-    section 2 ("delta"), the entropy of its distribution ("entropy": 1 on the top ``entropy_share``,
-    elsewhere the token is left out), or the future log-ratios ("future_kl").
+    ``credit`` says where a token's weight comes from: "uniform" is 1, "delta" the coefficients of section 2, "entropy"
+    1 on the top ``entropy_share`` of tokens by entropy while the others are left out, "future_kl" the future
+    log-ratios.
 
-    ``aggregation`` "micro_batch_mean" is what verl computes with packed micro-batches: the token mean
-    of each, weighted by its share of the responses, so that the loss depends on how they were packed.
+    ``aggregation`` "micro_batch_mean" is what verl computes with packed micro-batches: the token mean of each,
+    weighted by its share of the responses, so that the loss depends on how they were packed.
     """
 
     advantage: AdvantageKind
@@ -45,7 +45,7 @@ class Method:
     bound: float = 5.0  # stop_gradient: the ratio's upper bound
     bound_low: float = 0.0  # stop_gradient: the ratio's lower bound
     entropy_share: float = 0.2
-    entropy_mean: Literal["kept", "all"] = "kept"  # entropy: what the mean runs over; TRL's over all tokens
+    entropy_mean: Literal["kept", "all"] = "kept"  # entropy: the tokens in the mean; TRL takes all
     future_half_life: float = 32.0  # future_kl: tokens after which a log-ratio counts half
     future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] …
     future_ratio: float = 10.0  # … but it is 1 where A < 0 and r > future_ratio
@@ -83,8 +83,8 @@ PRESETS: dict[str, Method] = {
     "delta_group": replace(_DAPO, credit="delta"),
 }
 
-# What presets change in the coefficients themselves. delta_group is the variant that came out ahead of DAPO where the
-# one hypothesis of the lab was tested (docs/real.md): the exact proxy, with centroids inside each prompt's group.
+# Changes of presets to the coefficients. delta_group, with the exact proxy and centroids inside each prompt's group, is
+# the variant that beat DAPO in the test of the lab's one hypothesis (docs/real.md).
 PRESET_CREDIT: dict[str, dict[str, str]] = {"delta_group": {"proxy": "hidden_exact", "scope": "group"}}
 
 

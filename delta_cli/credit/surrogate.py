@@ -1,8 +1,8 @@
 """The objective of one mini-batch and its derivative with respect to every log-probability.
 
-Loss = −Σ_t share_t · weight_t · l_t: the aggregation gives the shares, the credit the weights, the
-gate the terms l. Shares and weights are known before the first micro-batch, so splitting the
-mini-batch, over micro-batches or over processes, changes nothing beyond rounding.
+Loss = −Σ_t share_t · weight_t · l_t: the aggregation gives the shares, the credit the weights, the gate the terms l.
+Shares and weights are known before the first micro-batch, so splitting the mini-batch over micro-batches or processes
+changes nothing beyond rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the core itself needs nothing but numpy
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What the surrogate knows of a mini-batch before the first forward: R responses, N tokens."""
+    """What is known of a mini-batch before its first forward pass: R responses, N tokens."""
 
     logp_old: Doubles  # [N] under the policy before the update, recomputed by the trainer
     advantages: Doubles  # [R]
@@ -55,17 +55,17 @@ class MiniBatch:
 
 @dataclass
 class Totals:
-    """Sums over the tokens the surrogate has seen since the mini-batch began."""
+    """Sums over the tokens of the mini-batch seen so far."""
 
     tokens: int = 0
     closed: int = 0  # tokens whose gradient the gate cut off
     kl_old: float = 0.0  # Σ of the k3 estimator of KL(old ‖ current)
     kl_reference: float = 0.0
     ratio_gap: float = 0.0  # largest |logp − logp_old|
-    left: int = 0  # of what the mean runs over (tokens or responses), those that the credit left out
+    left: int = 0  # units of the mean (tokens or responses) that the credit dropped
 
     def __add__(self, other: Totals) -> Totals:
-        """Of two parts of a mini-batch, both."""
+        """The totals of two parts of a mini-batch together."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in vars(self)}
         return Totals(**sums | {"ratio_gap": max(self.ratio_gap, other.ratio_gap)})
 
@@ -74,8 +74,8 @@ class Totals:
 class Surrogate:
     """An objective for a learner: ``(logp [n], rows [r]) -> (loss, dloss/dlogp [n])``, float64.
 
-    ``batch`` is the whole mini-batch, whoever has its responses; where several processes do, ``totals``
-    must be added up over them before ``scale`` is asked for.
+    ``batch`` is the whole mini-batch, whichever process holds its responses. With several processes, add up ``totals``
+    over them before reading ``scale``.
     """
 
     method: Method
@@ -99,10 +99,11 @@ class Surrogate:
 
     @property
     def learned_from(self) -> Bools:
-        """The responses [R] that the objective must see: all others add nothing to loss, gradient or ``scale``.
+        """The responses [R] that the objective must see; no other adds to loss, gradient or ``scale``.
 
-        Those are the ones whose tokens all have no advantage, no weight, or are left out, where no KL term
-        pulls at them. The mean of a micro-batch depends on whatever lies in it, so there it is all or none.
+        A response can be skipped if each of its tokens has no advantage or no weight, or is left out, and there is no
+        KL term. With the mean over micro-batches, it is all responses or none, because that mean depends on what
+        shares a micro-batch.
         """
         lengths = np.diff(self.batch.starts)
         tokens = self._factors * np.repeat(self.batch.advantages, lengths) != 0
@@ -114,15 +115,15 @@ class Surrogate:
         return found
 
     def restart(self) -> None:
-        """Forget what was seen, for a learner that starts the mini-batch over."""
+        """Reset the totals, for a learner that starts the mini-batch over."""
         self.totals = Totals()
 
     @property
     def scale(self) -> float:
-        """What loss and gradient must be multiplied by once every micro-batch was seen.
+        """The factor on loss and gradient after the last micro-batch.
 
-        1, but for a credit that leaves responses out by what their ratios turn out to be: then the
-        mean runs over the tokens, or the responses, that stayed, those that were not shown included.
+        It is 1 unless the credit drops responses because of their ratios. Then the mean runs over the tokens, or the
+        responses, that remain, including those that the learner skipped.
         """
         every, left = int(self._units.sum()), self.totals.left
         if not left:
@@ -181,17 +182,15 @@ def policy_loss(
     entropies: ArrayLike | None = None,
     **options: Any,
 ) -> tuple[float, Doubles]:
-    """The loss to minimise over one mini-batch and its derivative with respect to ``logp`` [N].
+    """The loss to minimise over one mini-batch, and its derivative with respect to ``logp`` [N].
 
-    ``preset`` is a row of :data:`delta_cli.credit.PRESETS`; ``logp`` and ``logp_old`` are [N],
-    ``advantages`` [R], ``starts`` int64 [R+1], first 0, last N. ``weights`` [N] multiply each
-    token's term whatever the preset (None: 1); for preset "delta" they come from
-    :func:`token_coefficients`. ``entropies`` [N] choose the tokens of "dapo_ft". ``options`` are
-    fields of :class:`Method` (``eps_low``, ``dual_clip``, ``gate``, …) and of :class:`MiniBatch`
+    ``preset`` is a row of :data:`delta_cli.credit.PRESETS`; ``logp`` and ``logp_old`` are [N], ``advantages`` [R],
+    ``starts`` int64 [R+1], first 0, last N. ``weights`` [N] multiply each token's term in any preset (None: 1); for
+    preset "delta" they come from :func:`token_coefficients`. ``entropies`` [N] select the tokens of "dapo_ft".
+    ``options`` are fields of :class:`Method` (``eps_low``, ``dual_clip``, ``gate``, …) and of :class:`MiniBatch`
     (``max_length`` for "dr_grpo", ``kept``, ``kl_coefficient`` …).
 
-    Raises ValueError where shapes do not fit or a preset lacks what it needs, TypeError for an
-    unknown option.
+    Raises ValueError if shapes do not fit or a preset lacks an input, TypeError for an unknown option.
     """
     batch_names = MiniBatch.__dataclass_fields__.keys()
     extras = {name: options.pop(name) for name in list(options) if name in batch_names}
@@ -216,7 +215,7 @@ def policy_loss(
 
 
 def token_mask(method: Method, batch: MiniBatch) -> Bools:
-    """Which tokens count, in loss and denominator alike, [N]."""
+    """Which tokens count, in the loss and in its denominator, [N]."""
     tokens = int(batch.starts[-1])
     kept = np.ones(tokens, dtype=bool)
     if batch.kept is not None:
@@ -229,7 +228,7 @@ def token_mask(method: Method, batch: MiniBatch) -> Bools:
     k = max(1, int(np.ceil(method.entropy_share * len(candidates))))
     threshold = np.partition(candidates, len(candidates) - k)[len(candidates) - k]
     high: Bools = batch.entropies >= threshold
-    return kept & high  # ties with the last one kept stay
+    return kept & high  # ties with the threshold stay
 
 
 def _responses(batch: MiniBatch) -> Bools:
@@ -238,12 +237,12 @@ def _responses(batch: MiniBatch) -> Bools:
 
 
 def averaged_tokens(method: Method, batch: MiniBatch, kept: Bools) -> Bools:
-    """Which tokens the mean runs over, [N]: those that ``kept`` says count, or all of the responses that do."""
+    """The tokens of the mean, [N]: those that ``kept`` selects, or all tokens of responses that count."""
     return kept if method.entropy_mean == "kept" else np.repeat(_responses(batch), np.diff(batch.starts))
 
 
 def _shares(method: Method, batch: MiniBatch, kept: Bools) -> Doubles:
-    """What part of the objective each token's term is, [N]: the aggregation."""
+    """Each token's share of the objective, [N]: the aggregation."""
     lengths = np.diff(batch.starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     responses = _responses(batch)
@@ -257,7 +256,7 @@ def _shares(method: Method, batch: MiniBatch, kept: Bools) -> Doubles:
     if method.aggregation == "token_mean":
         return shares / total(averaged)
     if method.aggregation == "micro_batch_mean":
-        return shares / total(responses)  # times responses over tokens, of each micro-batch when it comes
+        return shares / total(responses)  # multiplied by responses / tokens of each micro-batch in __call__
     if method.aggregation == "response_mean":
         return shares / np.maximum(counts, 1)[rows] / total(responses)
     if method.aggregation == "response_sum":
@@ -268,19 +267,19 @@ def _shares(method: Method, batch: MiniBatch, kept: Bools) -> Doubles:
 
 
 def _units(method: Method, starts: Ids, shares: Doubles) -> Ids:
-    """How much of what the mean runs over each response is, [R]: its tokens that count, or 1 where any does."""
+    """How many units of the mean each response has, [R]: its tokens that count, or 1 if any does."""
     lengths = np.diff(starts)
     units = np.bincount(np.repeat(np.arange(len(lengths)), lengths), shares > 0, len(lengths)).astype(np.int64)
     return units if method.aggregation in ("token_mean", "micro_batch_mean") else np.minimum(units, 1)
 
 
 def future_kl_weights(delta: Doubles, advantages: Doubles, lengths: Ids, method: Method) -> tuple[Doubles, Bools]:
-    """FIPO's token weights [n], constants of the update, and which responses stay in the loss [r].
+    """FIPO's token weights [n], constant during the update, and which responses stay in the loss [r].
 
-    F_t = Σ_{k ≥ t} g^(k−t)·delta_k inside the response, over tokens with ratio at most dual_clip,
-    g = 2^(−1/half-life); the weight is exp(F) clamped to [1, future_high]. Where A < 0 and the ratio
-    is above future_ratio it is 1: the official code clamps the clamped weight once more, to [0.8, 1].
-    A response with more than one dual-clipped token leaves.
+    F_t = Σ_{k ≥ t} g^(k−t)·delta_k inside the response, over tokens with ratio at most dual_clip, g =
+    2^(−1/half-life); the weight is exp(F) clamped to [1, future_high]. It is 1 if A < 0 and the ratio is above
+    future_ratio, because the official code clamps the clamped weight again, to [0.8, 1]. A response with more than one
+    dual-clipped token leaves the loss.
     """
     ratio = np.exp(delta)
     limit = np.inf if method.dual_clip is None else method.dual_clip
@@ -293,7 +292,7 @@ def future_kl_weights(delta: Doubles, advantages: Doubles, lengths: Ids, method:
         ahead = np.where(same, future[shift:], 0.0) * 2 ** (-shift / method.future_half_life)
         future = np.concatenate([future[:-shift] + ahead, future[-shift:]])
         shift *= 2
-    boost = np.exp(np.minimum(future, MAX_LOG_RATIO))  # a long response's sum may be past any exponential
+    boost = np.exp(np.minimum(future, MAX_LOG_RATIO))  # the sum of a long response may overflow the exponential
     weights = np.clip(boost, 1.0, method.future_high)
     weights = np.where((advantages < 0) & (ratio > method.future_ratio), 1.0, weights)
     floored = np.bincount(rows, dual_clipped(ratio, advantages, method), len(lengths))

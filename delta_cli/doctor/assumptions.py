@@ -1,4 +1,4 @@
-"""What the plan takes for granted, each number with its reason. None was measured here, and none on a GPU."""
+"""The assumptions of the GPU plan, each number with its reason. None of them was measured by us."""
 
 from __future__ import annotations
 

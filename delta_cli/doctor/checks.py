@@ -1,4 +1,4 @@
-"""The checks of ``delta doctor`` from the cheapest to the dearest: machine, memory, tokenizer, data, model."""
+"""The checks of ``delta doctor``, cheapest first: machine, memory, tokenizer, data, model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds that work takes on a GPU, under the assumptions of ``assumed``. Pure functions."""
+"""Seconds that work takes on a GPU, under the assumptions in ``assumptions``. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ def reading(count: float, gpu: Gpu) -> float:
 
 
 def crossing(count: float, gpu: Gpu) -> float:
-    """Seconds for bytes from or to the host's memory."""
+    """Seconds to copy bytes from or to host memory."""
     return count / (gpu.host * assumptions.LINK)
 
 
 def gathering(count: float, pieces: int, processes: int, gpu: Gpu) -> float:
-    """Seconds to gather ``count`` bytes, held in parts, on every process, in so many ``pieces`` one after another.
+    """Seconds to gather ``count`` sharded bytes on every process, in ``pieces`` one after another.
 
-    Also those of the opposite, summing and scattering. Inside a node each GPU takes in what the others of
-    the node hold, or forward; a node takes in what other nodes hold once, over all its network cards. The two
-    go on at the same time.
+    Summing and scattering takes as long. Inside a node, each GPU receives what the other GPUs of the node hold or
+    forward; a node receives what other nodes hold once, over all its network cards. Both run at the same time.
     """
     if processes == 1:
         return 0.0
@@ -39,5 +38,5 @@ def gathering(count: float, pieces: int, processes: int, gpu: Gpu) -> float:
 
 
 def exposed(transfers: float, beside: float) -> float:
-    """Seconds of transfers that the computing ``beside`` them, in seconds, does not hide."""
+    """Seconds of transfers that ``beside`` seconds of simultaneous computing do not hide."""
     return transfers - assumptions.OVERLAP * min(transfers, beside)

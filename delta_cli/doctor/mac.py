@@ -1,4 +1,4 @@
-"""What differs on a Mac: unfused attention, two chunks in scoring, the watchdog of macOS. Arithmetic, not measured."""
+"""What differs on a Mac: unfused attention, two chunks while scoring, macOS's watchdog. Computed, not measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attention_scores(recipe: Recipe, shape: ModelShape) -> MemoryItem:
 
 
 def second_chunk(recipe: Recipe, shape: ModelShape) -> MemoryItem:
-    """Logits of the chunk that is under way in scoring while the one before it is read."""
+    """Logits of the chunk being computed while the previous one is read."""
     tokens, size = max(recipe.update.micro_batch_tokens, longest_sequence(recipe)), recipe.update.head_chunk_tokens
     second = min(size, max(0, tokens - size))
     how = f"{second} × {shape.vocabulary} × 3 float32"
@@ -46,7 +46,7 @@ def longest_sequence(recipe: Recipe) -> int:
 
 
 def longest_operation(recipe: Recipe, shape: ModelShape) -> tuple[str, float]:
-    """The largest product of an update, by name, and the seconds it takes an M1's GPU at full speed."""
+    """The largest product of an update, by name, and its seconds on an M1's GPU at full speed."""
     tokens = max(recipe.update.micro_batch_tokens, longest_sequence(recipe))
     products = {
         "update.micro_batch_tokens": 2 * tokens * shape.hidden * max(shape.intermediate, shape.heads * shape.head_dim),

@@ -1,4 +1,4 @@
-"""What this machine has: versions, device, memory. Asks the operating system; imports no framework."""
+"""This machine's versions, device and memory, from the operating system; imports no framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delta_cli.evaluation.evaluate import versions
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run would take place."""
+    """The machine a run would use."""
 
     system: str
     cores: int
@@ -24,7 +24,7 @@ class Machine:
 
 
 def describe_machine(backend: str) -> Machine:
-    """This machine, as the backend would find it."""
+    """This machine, as the backend would see it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device, device_memory = f"{platform.machine()} processor", memory
     if backend == "cuda":
@@ -43,7 +43,7 @@ def describe_machine(backend: str) -> Machine:
 
 
 def _nvidia() -> tuple[str, int] | None:
-    """Name and memory of the first GPU, by NVIDIA's own tool."""
+    """Name and memory of the first GPU, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

@@ -1,7 +1,7 @@
-"""How much memory a recipe needs, item by item, and what to change where it does not fit.
+"""How much memory a recipe needs, item by item, and what to change if it does not fit.
 
-The arithmetic of the torch backend; MLX differs in that a quantised base keeps its bits. Phases do
-not overlap: what is peak_bytes is what stays, and the largest of what rollout, scoring, update and export add.
+The arithmetic is that of the torch backend; on MLX a quantised base keeps its bits. Phases do not overlap, so the peak
+is what stays plus the largest of rollout, scoring, update and export.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MemoryItem:
 def estimate_memory(
     recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layout: ShardingLayout = ONE
 ) -> list[MemoryItem]:
-    """Every use of memory of a process, to within what frameworks keep for themselves."""
+    """Every use of memory of a process, except what frameworks keep for themselves."""
     return [
         *_weights(recipe, shape, config, layout),
         *_rollout(recipe, shape, layout),
@@ -56,7 +56,7 @@ def trained(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def peak_bytes(items: Iterable[MemoryItem]) -> int:
-    """Bytes of the device at the worst moment."""
+    """Bytes of the device at the peak."""
     phases = bytes_by_phase(items)
     return phases["stays"] + max(phases[name] for name in ("rollout", "score", "update", "export"))
 
@@ -98,12 +98,11 @@ def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layou
 
 
 def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, smaller: str) -> list[MemoryItem]:
-    """The weights that layers compute with: cast where they rest in float32, gathered where they rest in parts.
+    """The weights that layers compute with: cast if stored in float32, gathered if sharded.
 
-    Drawing gathers all of them, the export one matrix after the other. In scoring and in a fully sharded update there
-    are two layers (one at work, the next on its way), the embeddings and the head. What is trained is gathered in
-    float32; a cast lives for its product, those of the update until the backward of their layer, and while drawing
-    all of them stay.
+    A rollout gathers all of them, the export one matrix at a time. Scoring and a fully sharded update hold two layers
+    (one in use, the next on its way), the embeddings and the head. Trained weights are gathered in float32. A cast
+    lives for its product, in the update until the backward pass of its layer, and in a rollout all casts stay.
     """
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     if layout.parts == 1:
@@ -153,7 +152,9 @@ def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def _vllm(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
-    """What a server on the trainer's GPU takes at least while it draws; asleep, its weights are on the host."""
+    """The least memory of a server on the trainer's GPU during a rollout; while it sleeps, its weights are on the
+    host.
+    """
     if not recipe.engine.colocated:
         return []
     width = 2 if recipe.model.dtype != "float32" else FLOAT
@@ -201,7 +202,7 @@ def _rollout(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list[
 
 
 def _inside(recipe: Recipe, shape: ModelShape) -> int:
-    """Bytes for a token of the inside of one layer."""
+    """Bytes per token inside one layer."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
     numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
     lora = recipe.model.lora
@@ -210,7 +211,7 @@ def _inside(recipe: Recipe, shape: ModelShape) -> int:
 
 
 def _activations(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
-    """Of scoring and of the update. The head's rows are float32."""
+    """Activations of scoring and of the update. The head's rows are float32."""
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     update, rollout = recipe.update, recipe.rollout
     tokens = max(update.micro_batch_tokens, rollout.max_prompt_tokens + rollout.max_tokens)

@@ -13,7 +13,7 @@ from delta_cli.errors import UserError
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of the common kind: grouped-query attention and a gated feed-forward part."""
+    """A decoder with grouped-query attention and a gated feed-forward part."""
 
     hidden: int
     layers: int
@@ -32,15 +32,15 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model; norms are left out, they are below a thousandth."""
+        """Parameters of the whole model without norms, which are less than a thousandth."""
         return self.layers * self.layer_matrices + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     def outputs(self, targets: tuple[str, ...]) -> int:
-        """Numbers that the named projections of one layer make for a token."""
+        """Numbers that the named projections of one layer produce per token."""
         return sum(self._sides[target][1] for target in targets if target in self._sides)
 
     def adapters(self, rank: int, targets: tuple[str, ...], layers: int | None, dora: bool = False) -> int:
-        """Parameters of low-rank adapters on the named projections, with the lengths of rows in DoRA."""
+        """Parameters of low-rank adapters on the named projections, including DoRA's row lengths."""
         matrices = rank * sum(sum(self._sides[target]) for target in targets if target in self._sides)
         return (layers or self.layers) * (matrices + dora * self.outputs(targets))
 
@@ -71,9 +71,9 @@ KNOWN = {
 
 
 def shape_of(model: str) -> tuple[ModelShape, dict[str, Any]]:
-    """The shape of a model and its config (empty for one that is known but not here).
+    """The shape of a model and its config (empty for a known model that is not downloaded).
 
-    Raises UserError where neither the folder nor the table has it.
+    Raises UserError if neither the folder nor the table has it.
     """
     if (file := config_file(model)) is not None:
         return _from_config(file)

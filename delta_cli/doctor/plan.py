@@ -15,7 +15,7 @@ from delta_cli.doctor.step_time import StepPhase, memory, phases
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run on some GPUs, worked out."""
+    """The plan of a run on some GPUs."""
 
     gpu: Gpu
     layout: ShardingLayout
@@ -30,7 +30,7 @@ class RunPlan:
 
     @property
     def bytes(self) -> int:
-        """Of one GPU's memory, at the worst moment."""
+        """Bytes of one GPU at the peak."""
         return peak_bytes(self.items)
 
     @property
@@ -40,22 +40,22 @@ class RunPlan:
 
     @property
     def host_bytes(self) -> int:
-        """Of one node's host memory, by all its processes."""
+        """Bytes of one node's host memory, for all its processes."""
         return bytes_by_phase(self.items)["host"] * min(self.layout.processes, self.gpu.node)
 
     @property
     def step_seconds(self) -> float:
-        """Of one step, evaluation and checkpoints apart."""
+        """Seconds of a step, without evaluations and checkpoints."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
     def hours(self) -> float:
-        """Of the whole run."""
+        """Hours of the whole run."""
         return self.step_seconds * self.steps / 3600
 
 
 def plan(request: PlanRequest) -> RunPlan:
-    """Memory and time of the request's run."""
+    """Memory and time of the requested run."""
     items = memory(request)
     rollout = request.recipe.rollout
     return RunPlan(
@@ -73,11 +73,11 @@ def plan(request: PlanRequest) -> RunPlan:
 
 
 def fitted(request: PlanRequest) -> PlanRequest:
-    """The request with those keys of its recipe that change no result set to what the GPU has room for.
+    """The request, with keys that change no result set to fit the GPU.
 
-    Moments are on the GPU or the host, micro-batches as the recipe has them or as small as one sequence,
-    whichever makes the faster step; responses drawn at a time and features take what is left. Where nothing
-    fits, the least.
+    Moments go to the GPU or the host, and micro-batches are the recipe's or as small as one sequence, whichever makes
+    the faster step; responses sampled at a time and features take the rest of the memory. If nothing fits, the
+    smallest.
     """
     rollout, asked = request.recipe.rollout, request.recipe.update.micro_batch_tokens
     sizes = sorted({asked, min(asked, rollout.max_prompt_tokens + rollout.max_tokens)}, reverse=True)
@@ -89,7 +89,7 @@ def fitted(request: PlanRequest) -> PlanRequest:
 
 
 def _filled(request: PlanRequest, offload: bool, micro_batch_tokens: int) -> PlanRequest:
-    """The request with its memory filled up with features and with responses drawn at a time."""
+    """The request with the rest of the memory used for features and for responses sampled at a time."""
     update = {"offload": offload, "micro_batch_tokens": micro_batch_tokens, "feature_bytes": 0}
     found = _changed(request, rollout={"batch": 1}, update=update)
     taken = bytes_by_phase(memory(found))

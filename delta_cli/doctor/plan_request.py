@@ -1,4 +1,4 @@
-"""What a plan is asked for: a recipe, a model's shape, GPUs, and who draws."""
+"""The input of a plan: a recipe, a model's shape, GPUs, and the sampler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLERS: dict[str, SamplerKind] = {"local": "local", "vllm": "vllm"}
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is asked for."""
+    """The input of a plan."""
 
     recipe: Recipe
     shape: ModelShape
@@ -34,16 +34,16 @@ class PlanRequest:
 
     @property
     def room(self) -> int:
-        """Bytes of a GPU that a run may take."""
+        """Bytes of a GPU that a run may use."""
         return int(self.gpu.memory * (1 - assumptions.RESERVE))
 
     @cached_property
     def layout(self) -> ShardingLayout:
-        """How the run is spread."""
+        """How the run is distributed over processes."""
         return choose_sharding(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
 
     def work(self, groups: int) -> Workload:
-        """So many groups of the recipe."""
+        """The work of this many groups of the recipe."""
         rollout = self.recipe.rollout
         mean = self.mean_tokens or max(1.0, assumptions.MEAN_SHARE * rollout.max_tokens)
         prompt = min(assumptions.MEAN_PROMPT, rollout.max_prompt_tokens)
@@ -51,36 +51,36 @@ class PlanRequest:
 
     @cached_property
     def drawn(self) -> Workload:
-        """What the process with the most groups draws and scores."""
+        """What the process with the most groups samples and scores."""
         return self.work(self.layout.most(self.recipe.rollout.prompts))
 
     @cached_property
     def mini_batch(self) -> Workload:
-        """What the process with the most groups of a mini-batch trains on at a time."""
+        """What the process with the most groups trains on per mini-batch."""
         return self.work(self.layout.most(self.recipe.rollout.prompts // self.recipe.update.mini_batches))
 
     def micro_batches(self, work: Workload) -> int:
-        """Forwards that the work's packed rows take."""
+        """Forward passes for the packed rows of the work."""
         return max(1, math.ceil(work.packed / self.recipe.update.micro_batch_tokens))
 
     @property
     def updates(self) -> int:
-        """Of the weights, in a step."""
+        """Updates per step."""
         return self.recipe.update.mini_batches * self.recipe.update.epochs
 
     @property
     def width(self) -> int:
-        """Bytes of a number that is computed with."""
+        """Bytes per number of the compute."""
         return 2 if self.recipe.model.dtype != "float32" else FLOAT
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model as it is computed with."""
+        """Bytes of the whole model in the type of the compute."""
         return self.width * self.shape.parameters
 
     @property
     def gathered_bytes(self) -> int:
-        """Of the whole model as it rests in parts: float32, but for the base of adapters."""
+        """Bytes of the whole model as it is sharded: float32, except for the base of adapters."""
         return (self.width if self.recipe.model.lora else FLOAT) * self.shape.parameters
 
     @property
