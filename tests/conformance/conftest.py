@@ -1,4 +1,4 @@
-"""The backends under test, and the model and the batches that they all get."""
+"""Fixtures: the backends under test, their common model and batches, and the float64 oracle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tiny_model import make_sequences, write_model
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a backend may be from float64; absolute where it does not say relative."""
+    """How far a backend may be from float64; absolute unless it says relative."""
 
     logprob: float  # nats; records are float32, whatever the backend computes in
     feature: float  # relative to the largest entry
@@ -37,7 +37,7 @@ TOLERANCES = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that touches a backend runs once for each name in the registry."""
+    """Run every test that takes a backend's ``name`` once for each name in the registry."""
     if "name" in metafunc.fixturenames:
         no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="backend 'cuda' needs an NVIDIA GPU")
         names = [pytest.param(name, marks=no_gpu if name == "cuda" else ()) for name in registry.NAMES]
@@ -46,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def installed(name: str) -> str:
-    """The backend's name; skips where a package it needs is not installed, and says which."""
+    """The backend's name; skips the test if a package that it needs is not installed."""
     try:
         return registry.resolve(name)
     except BackendError as error:
@@ -66,25 +66,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def folder(folders: dict[str, Path]) -> Path:
-    """The model most tests use, tied: the embedding's gradient has two sources."""
+    """The tied model, which most tests use: its embedding's gradient has two sources."""
     return folders["tied"]
 
 
 @pytest.fixture(scope="session", params=["tied", "untied"])
 def either(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
-    """Both models, for the tests where the head matters."""
+    """Both models, for tests of the head."""
     return folders[request.param]
 
 
 @pytest.fixture(scope="session")
 def oracle(folder: Path) -> Oracle:
-    """The oracle of ``folder`` as it was loaded; a test that updates it makes its own."""
+    """The oracle of ``folder``, shared: a test that updates it makes its own."""
     return Oracle(folder)
 
 
 Make = Callable[..., Engine]
 
-# A large epsilon keeps Adam smooth: the default turns the sign of a gradient's rounding into a whole step.
+# A large epsilon keeps Adam smooth: the default turns a rounding error of the gradient into a whole step.
 OPTIMIZER = Optimizer(epsilon=1e-2, weight_decay=0.1, max_grad_norm=1.0)
 
 
@@ -105,7 +105,7 @@ def make(installed: str, folder: Path) -> Iterator[Make]:
 
 @pytest.fixture(scope="session")
 def backend(installed: str, folder: Path) -> Iterator[Engine]:
-    """One of each backend for the tests that update nothing."""
+    """A shared backend for tests that update nothing."""
     backend = registry.create(installed, BackendSettings.of(str(folder)))
     yield backend
     backend.close()

@@ -1,4 +1,4 @@
-"""Objectives for the tests: in numpy as a backend takes them, and in torch for the oracle."""
+"""Objectives for the tests, in numpy for the backends and in torch for the oracle."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Linear:
 
 
 def exported(backend: Engine, folder: Path) -> Weights:
-    """The backend's weights, through the model folder it writes."""
+    """The backend's weights, read from the model folder that it writes."""
     folder.mkdir()
     backend.export(folder)
     return load_file(folder / "model.safetensors")
 
 
 def largest_difference(found: Weights, expected: Weights) -> float:
-    """Of any weight; every name that is expected must be there."""
+    """The largest difference of any weight; every expected name must be there."""
     return float(max(np.abs(found[name] - expected[name]).max() for name in expected))

@@ -1,4 +1,4 @@
-"""What every backend is held against: transformers' Qwen3, torch autograd and AdamW, all in float64.
+"""The oracle of every backend: transformers' Qwen3, torch's autograd and AdamW, all in float64.
 
 Sequences go through one at a time, unpadded, and logits are whole, so that nothing a backend does to
 be quick (padding, micro-batches, chunks of the head, caches) is shared with it.
@@ -34,7 +34,7 @@ class Rotary(torch.nn.Module):
 
 
 def cut_down(p: np.ndarray, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> np.ndarray:
-    """What is left of probabilities [V], with sum 1: min-p first, then top-k, then top-p of what is left by then."""
+    """Truncate probabilities [V] and normalise them: min-p first, then top-k, then top-p of the rest."""
     left = {token: float(p[token]) for token in sorted(range(len(p)), key=lambda token: -p[token])}
     left = {token: q for token, q in left.items() if q >= min_p * max(p)}
     left = dict(list(left.items())[: top_k or None])
@@ -64,13 +64,13 @@ class Distributions:
 
 
 class Oracle:
-    """A model folder in float64. ``stock`` leaves transformers' own float32 islands as they are."""
+    """A model folder in float64. ``stock`` keeps the operations that transformers does in float32."""
 
     def __init__(self, folder: Path, stock: bool = False) -> None:
         self.model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
         if stock:
             return
-        # Otherwise the gradient of the padding id's embedding is zeroed, also where it is an ordinary token.
+        # Otherwise the gradient of the padding id's embedding is zeroed, even if it occurs as an ordinary token.
         self.model.model.embed_tokens.padding_idx = None
         config = self.model.config
         self.model.model.rotary_emb = Rotary(config.rope_parameters["rope_theta"], config.head_dim)
@@ -91,7 +91,7 @@ class Oracle:
         return Distributions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
     def next_token(self, ids: list[int], temperature: float = 1.0) -> np.ndarray:
-        """Probabilities [V] of the id that follows."""
+        """Probabilities [V] of the next id."""
         with torch.no_grad():
             logits = self.model(torch.tensor([ids])).logits[0, -1]
         return (logits / temperature).softmax(-1).numpy()
@@ -127,7 +127,7 @@ class Oracle:
         learning_rate: float,
         steps: int = 1,
     ) -> tuple[float, float]:
-        """Gradient steps on objective(logp [N]); loss and gradient norm of the last, before it."""
+        """Take gradient steps on objective(logp [N]); return the loss and the gradient norm before the last step."""
         optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=learning_rate,

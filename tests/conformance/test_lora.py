@@ -1,6 +1,6 @@
-"""Adapters: where they start, that every verb goes through them, and what is saved and exported of them.
+"""Adapters start as the base model, act in every operation, and are saved and exported.
 
-The fake backend trains whole models only, and says so.
+The fake backend refuses them: it trains all weights only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TARGETS = ("q_proj", "v_proj", "down_proj")
 
 @pytest.fixture(params=[False, True], ids=["LoRA", "DoRA"])
 def lora(request: pytest.FixtureRequest) -> Lora:
-    """Adapters of both kinds."""
+    """LoRA and DoRA."""
     return Lora(rank=3, scale=2.0, targets=TARGETS, layers=1, dora=request.param)
 
 
@@ -38,7 +38,7 @@ def adapted(name: str, lora: Lora, make: Make) -> Make:
 
 
 def update(backend: Engine, sequences: Sequences) -> None:
-    for _ in range(2):  # the first moves only B, which starts at zero; the second A as well
+    for _ in range(2):  # the first moves only B, which starts at zero; the second moves A as well
         backend.accumulate(sequences, Clipped(sequences, np.full(len(sequences.tokens), -3.0)))
         assert backend.step(0.02) > 0
 
@@ -56,7 +56,7 @@ def test_fresh_adapters_are_the_base_model(
 def test_trained_adapters_reach_rollouts_and_exports(
     adapted: Make, folder: Path, sequences: Sequences, tolerance: Tolerance, tmp_path: Path
 ) -> None:
-    """The engine samples from the trained policy, the reference is still the base, the export is merged."""
+    """The engine samples from the trained policy, the reference is the base, and the export is merged."""
     backend = adapted(keep_reference=True)
     before = backend.score(sequences).logprobs
     update(backend, sequences)
@@ -75,7 +75,7 @@ def test_trained_adapters_reach_rollouts_and_exports(
     np.testing.assert_allclose(after, merged, atol=2 * tolerance.logprob, rtol=0)
 
 
-def test_adapters_that_were_saved_go_on_bit_for_bit(adapted: Make, sequences: Sequences, tmp_path: Path) -> None:
+def test_saved_adapters_resume_bit_for_bit(adapted: Make, sequences: Sequences, tmp_path: Path) -> None:
     straight, fresh = adapted(), adapted(seed=1)
     update(straight, sequences)
     straight.save(tmp_path)

@@ -1,4 +1,4 @@
-"""Sampling: what is drawn, how often, and what is said about it."""
+"""Sampling: the distribution of the tokens, where responses end, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TRUNCATIONS: list[dict[str, Any]] = [
     {"top_p": 0.6},
     {"top_k": 4},
     {"min_p": 0.2},
-    {"top_p": 0.6, "top_k": 4},  # in this and the next 0.6 of the whole is more than is left
+    {"top_p": 0.6, "top_k": 4},  # with this and the next, 0.6 of the total is more than what is left
     {"top_p": 0.6, "min_p": 0.4},
     {"top_p": 0.8, "top_k": 9, "min_p": 0.15},
 ]
 
 
 def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
-    """Of Pearson's chi-square; ids expected fewer than five times are counted together."""
+    """The p-value of Pearson's chi-square test; ids expected fewer than five times are counted together."""
     expected = counts.sum() * p / p.sum()
     rare = expected < 5
     merged = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
@@ -55,7 +55,7 @@ def pvalue(counts: np.ndarray, p: np.ndarray) -> float:
 def test_engine_logprobs_equal_scored_ones(
     backend: Engine, temperature: float, truncation: dict[str, Any], tolerance: Tolerance
 ) -> None:
-    """At the sampling temperature, and before truncation took anything away."""
+    """At the sampling temperature, and before truncation."""
     sampling = Sampling(max_tokens=8, stop_ids=(EOS,), samples=2, temperature=temperature, **truncation)
     completions = backend.rollout(RolloutRequest(tuple(PROMPTS), sampling, entropies=True))
     scored = backend.score(as_sequences(completions, sampling))
@@ -67,7 +67,7 @@ def test_engine_logprobs_equal_scored_ones(
 
 
 def test_responses_end_where_they_should(backend: Engine) -> None:
-    """At the first stop id, which is kept, or at the limit, and then they are truncated."""
+    """At the first stop id, which is kept, or at the limit, which truncates them."""
     completions = backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING))
     assert completions.starts[0] == 0
     assert completions.starts[-1] == len(completions.tokens) == len(completions.logprobs)
@@ -80,7 +80,7 @@ def test_responses_end_where_they_should(backend: Engine) -> None:
         assert not truncated or len(tokens) == SAMPLING.max_tokens
 
 
-# Texts of the ids: a string may lie in one token, begin in one and end in another, or need three of them.
+# Texts of the ids: a string may lie in one token, or in parts of two or three.
 TEXTS = [("a", "b", "c", "ab", "ca", "bcb")[token % 6] for token in range(VOCAB)]
 
 
@@ -90,10 +90,10 @@ def text_of(tokens: np.ndarray | list[int]) -> str:
 
 @pytest.mark.parametrize("strings", [("bb",), ("cab", "aaa"), ("bcb",)])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_the_first_stop_string_ends_a_response_wherever_tokens_begin(
+def test_the_first_stop_string_ends_a_response(
     backend: Engine, make: Make, strings: tuple[str, ...], temperature: float
 ) -> None:
-    """The tokens are those drawn without it, up to the one that completes the first string, which is kept."""
+    """The tokens are those drawn without stop strings, up to and with the one that completes the first string."""
     plain = Sampling(max_tokens=12, stop_ids=(EOS,), temperature=temperature, samples=6, seed=9)
     if temperature == 0:
         plain = replace(plain, samples=1)
@@ -107,7 +107,7 @@ def test_the_first_stop_string_ends_a_response_wherever_tokens_begin(
         assert 0 < sum(len(a) < len(b) for a, b in zip(expected, responses(whole), strict=True)) < len(expected)
     stopped = replace(plain, stop=StopText.of(strings, text_of, VOCAB))
     reported: dict[int, list[int]] = {}
-    for engine in (backend, make(rollout_batch=2)):  # alone, and with others taking the places of those that end
+    for engine in (backend, make(rollout_batch=2)):  # alone, and with others that take the places of finished ones
         found = engine.rollout(RolloutRequest(tuple(PROMPTS), stopped), lambda row, t: reported.update({row: [*t]}))
         assert responses(found) == expected == [reported[row] for row in range(len(expected))]
         assert found.truncated.tolist() == cut
@@ -146,7 +146,7 @@ def test_each_response_is_reported_once_and_whole(backend: Engine) -> None:
     assert [reported[row] for row in sorted(reported)] == responses(completions)
 
 
-def test_the_seed_decides(backend: Engine) -> None:
+def test_the_seed_determines_the_responses(backend: Engine) -> None:
     first, again = (backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING)) for _ in range(2))
     np.testing.assert_array_equal(first.tokens, again.tokens)
     np.testing.assert_array_equal(first.logprobs, again.logprobs)
@@ -155,7 +155,7 @@ def test_the_seed_decides(backend: Engine) -> None:
     assert len(set(map(tuple, responses(first)))) > len(PROMPTS), "the responses to one prompt should differ"
 
 
-def test_what_is_generated_beside_it_changes_no_response(make: Make, backend: Engine) -> None:
+def test_other_responses_of_the_batch_change_no_response(make: Make, backend: Engine) -> None:
     alone = make(rollout_batch=2).rollout(RolloutRequest(tuple(PROMPTS), SAMPLING))
     assert responses(alone) == responses(backend.rollout(RolloutRequest(tuple(PROMPTS), SAMPLING)))
 
@@ -177,7 +177,7 @@ def test_temperature_zero_takes_the_likeliest_prompt_by_prompt(backend: Engine, 
 def test_tokens_come_as_often_as_they_should(
     backend: Engine, oracle: Oracle, temperature: float, truncation: dict[str, Any]
 ) -> None:
-    """Single tokens; an id that truncation takes away never comes, and neighbours are independent."""
+    """Single tokens: an id that truncation removes is never drawn, and neighbouring rows are independent."""
     sampling = Sampling(max_tokens=1, stop_ids=(EOS,), temperature=temperature, samples=1000, seed=1, **truncation)
     drawn = backend.rollout(RolloutRequest(tuple(PROMPTS[:1]), sampling)).tokens
     counts = np.bincount(drawn, minlength=VOCAB)
@@ -185,12 +185,12 @@ def test_tokens_come_as_often_as_they_should(
     assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(p))
     assert not truncation or 1 < np.count_nonzero(p) < VOCAB - 1
     assert pvalue(counts[p > 0], p[p > 0]) > 1e-4
-    agree = np.square(p).sum()  # how often two independent responses are the same
+    agree = np.square(p).sum()  # how often two independent responses are equal
     assert abs(np.mean(drawn[::2] == drawn[1::2]) - agree) < 5 * np.sqrt(agree * (1 - agree) / 500)
 
 
 def test_the_second_token_follows_the_first(backend: Engine, oracle: Oracle) -> None:
-    """The same after a step of the cache: the second token's frequencies given a likely first one."""
+    """The second token's frequencies given a likely first one, so after a step of the cache."""
     sampling = Sampling(max_tokens=2, stop_ids=(EOS,), samples=1500, seed=2)
     drawn = [
         tokens
@@ -209,10 +209,10 @@ PROXIES = [Proxy("output_row"), Proxy("hidden_topk", 3), Proxy("hidden_exact")]
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.kind)
 @pytest.mark.parametrize("slots", [512, 5])
-def test_features_of_what_is_drawn_are_those_of_scoring(
+def test_features_of_drawn_responses_are_those_of_scoring(
     proxy: Proxy, slots: int, make: Make, oracle: Oracle, tolerance: Tolerance
 ) -> None:
-    """Whatever order responses are drawn and finish in; the views begin inside responses, and one is empty."""
+    """In any order of drawing and finishing; the views begin inside responses, and one is empty."""
     backend = make(rollout_batch=slots)
     found = backend.rollout(RolloutRequest(tuple(PROMPTS), LONG, proxy=proxy))
     plain = backend.rollout(RolloutRequest(tuple(PROMPTS), LONG))
@@ -236,7 +236,7 @@ def test_features_of_what_is_drawn_are_those_of_scoring(
 
 
 def test_features_live_within_their_budgets(name: str, make: Make, tolerance: Tolerance) -> None:
-    """On the device, on the host, and where there is no room for all there are none."""
+    """On the device, then on the host; if both are too small, no features are kept."""
     if name == "fake":
         pytest.skip("of feature_bytes nothing is asked")
     row, proxy = 16 * 4, Proxy("output_row")

@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and features of a fixed batch, against the oracle."""
+"""Log-probabilities, entropies and features of a fixed batch are those of the oracle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_oracle_is_transformers_own_model(folders: dict[str, Path]) -> None:
-    """What makes the oracle float64 throughout changes it by no more than transformers' float32 islands."""
+    """Making transformers float64 throughout changes it no more than its float32 operations would."""
     for folder in folders.values():
         exact = Oracle(folder).distributions(make_sequences()).log
         stock = Oracle(folder, stock=True).distributions(make_sequences()).log
@@ -62,7 +62,7 @@ def test_temperature_zero_is_read_as_one(backend: Engine) -> None:
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: f"{proxy.kind}-{proxy.k}")
 def test_features(make: Make, either: Path, sequences: Sequences, proxy: Proxy, tolerance: Tolerance) -> None:
-    """Weighted sums with one weight each are the vectors themselves; everything else follows from them."""
+    """Weighted sums with a single weight of 1 are the vectors themselves; everything else follows from them."""
     expected = Oracle(either).vectors(sequences, proxy)  # [N, H]
     features = make(either).score(sequences, proxy).features
     assert features is not None
@@ -87,7 +87,7 @@ def test_features(make: Make, either: Path, sequences: Sequences, proxy: Proxy, 
 def test_where_features_live_changes_nothing(
     make: Make, oracle: Oracle, sequences: Sequences, budgets: tuple[int, int], proxy: Proxy, tolerance: Tolerance
 ) -> None:
-    """The cuts lie inside responses, the views before, across and behind them; one is empty."""
+    """The chunks end inside responses; the views lie before, across and after those ends, and one is empty."""
     expected = oracle.vectors(sequences, proxy)  # [N, H]
     backend = make(feature_bytes=budgets[0], feature_host_bytes=budgets[1], micro_batch_tokens=24)
     features = backend.score(sequences, proxy).features
@@ -109,17 +109,17 @@ def test_where_features_live_changes_nothing(
 
 
 @pytest.mark.parametrize("change", ["step", "load"])
-def test_features_are_not_computed_again_under_other_weights(
+def test_features_are_not_recomputed_with_other_weights(
     make: Make, name: str, sequences: Sequences, change: str, tmp_path: Path
 ) -> None:
-    """Those that were kept stay what they were."""
+    """Features that were kept do not change."""
     if name == "fake":
         pytest.skip("the fake backend keeps all features")
     backend = make(feature_bytes=5 * ROW, feature_host_bytes=0)
     features = backend.score(sequences, Proxy("output_row")).features
     assert features is not None
     kept, before = features.slice(0, 5), features.project(np.ones(16))
-    backend.save(tmp_path)  # which changes nothing
+    backend.save(tmp_path)  # the same weights
     np.testing.assert_array_equal(features.project(np.ones(16)), before)
     if change == "step":
         backend.accumulate(sequences, lambda logp, rows: (-float(logp.sum()), -np.ones(len(logp))))

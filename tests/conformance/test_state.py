@@ -1,4 +1,4 @@
-"""Saving, loading, exporting, the reference policy, and what cannot be loaded."""
+"""Saving, loading, exporting, the reference policy, and errors for folders that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def update(backend: Engine, sequences: Sequences, times: int = 1) -> None:
         backend.step(LEARNING_RATE)
 
 
-def test_a_run_that_was_saved_goes_on_bit_for_bit(make: Make, sequences: Sequences, tmp_path: Path) -> None:
-    """In a backend loaded afresh, and in the same one after it went elsewhere."""
+def test_a_saved_state_resumes_bit_for_bit(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    """In a new backend, and in the same one after further updates."""
     saved = tmp_path / "saved"
     saved.mkdir()
     straight, fresh = make(), make()
@@ -47,7 +47,7 @@ def test_a_run_that_was_saved_goes_on_bit_for_bit(make: Make, sequences: Sequenc
 
 
 def refused(name: str, make: Make, optimizer: Optimizer, key: str) -> None:
-    """Of a backend that cannot store moments so, or gains nothing by it."""
+    """Whether a backend refuses these moments, because it has no such storage or no use for it."""
     with pytest.raises(BackendError, match=key) as caught:
         make(optimizer=optimizer)
     assert "\n" not in str(caught.value)
@@ -55,7 +55,7 @@ def refused(name: str, make: Make, optimizer: Optimizer, key: str) -> None:
 
 
 def test_moments_in_host_memory_are_the_same_run(name: str, make: Make, sequences: Sequences, tmp_path: Path) -> None:
-    """Bit for bit, and a run that was saved with offload goes on without it, and the reverse."""
+    """Bit for bit; a state saved with offload can be resumed without it, and the reverse."""
     offload = OPTIMIZER.but(offload=True)
     if name == "mlx":
         refused(name, make, offload, "update.offload")
@@ -75,10 +75,10 @@ def test_moments_in_host_memory_are_the_same_run(name: str, make: Make, sequence
         assert file.read_bytes() == (tmp_path / "there" / file.name).read_bytes(), file.name
 
 
-def test_moments_in_8_bits_go_on_bit_for_bit(
+def test_moments_in_8_bits_resume_bit_for_bit(
     name: str, make: Make, sequences: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And are another run than float32 ones; the model is small, so even its small weights get codes."""
+    """They differ from float32 moments; here even small weights are quantised, because the model is small."""
     coded = OPTIMIZER.but(moments="int8")
     if name in ("fake", "mlx"):
         refused(name, make, coded, "update.moments")
@@ -94,7 +94,7 @@ def test_moments_in_8_bits_go_on_bit_for_bit(
     assert np.abs(exact.score(sequences).logprobs - straight.score(sequences).logprobs).max() > 1e-6
 
 
-def test_loading_drops_a_gradient_in_the_making(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+def test_loading_discards_an_accumulated_gradient(make: Make, sequences: Sequences, tmp_path: Path) -> None:
     backend, clean = make(), make()
     backend.save(tmp_path)
     backend.accumulate(sequences, Clipped(sequences, np.full(len(sequences.tokens), -3.0)))
@@ -105,10 +105,10 @@ def test_loading_drops_a_gradient_in_the_making(make: Make, sequences: Sequences
 
 
 @pytest.mark.parametrize("reader", ["transformers", "mlx_lm"])
-def test_export_opens_elsewhere(
+def test_transformers_opens_an_export(
     make: Make, either: Path, sequences: Sequences, reader: str, tolerance: Tolerance, tmp_path: Path
 ) -> None:
-    """And gives the log-probabilities of the backend that wrote it."""
+    """It gives the log-probabilities of the backend that wrote it."""
     if reader == "mlx_lm":
         pytest.importorskip("mlx_lm", reason="opening an export in mlx-lm needs mlx-lm")
     backend, folder = make(either), tmp_path / "export"
@@ -153,7 +153,7 @@ def test_export_is_a_whole_model_folder(backend: Engine, folder: Path, tmp_path:
     assert config.get("dtype", config.get("torch_dtype")) == "float32"
 
 
-def test_an_export_is_where_another_run_starts(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+def test_another_run_starts_from_an_export(make: Make, sequences: Sequences, tmp_path: Path) -> None:
     backend = make()
     update(backend, sequences)
     exported(backend, tmp_path / "export")
@@ -161,7 +161,7 @@ def test_an_export_is_where_another_run_starts(make: Make, sequences: Sequences,
     np.testing.assert_allclose(again, backend.score(sequences).logprobs, atol=1e-6, rtol=0)
 
 
-def test_the_reference_stays_behind(make: Make, sequences: Sequences) -> None:
+def test_updates_do_not_change_the_reference(make: Make, sequences: Sequences) -> None:
     backend = make(keep_reference=True)
     before = backend.score(sequences).logprobs
     update(backend, sequences)
@@ -175,7 +175,7 @@ def test_a_reference_that_was_not_kept(backend: Engine, sequences: Sequences) ->
         backend.reference(sequences)
 
 
-def test_a_model_that_is_not_there(make: Make, tmp_path: Path) -> None:
+def test_a_missing_model(make: Make, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="no-such-model") as caught:
         make(tmp_path / "no-such-model")
     assert "\n" not in str(caught.value)
@@ -189,7 +189,7 @@ def test_a_folder_without_a_saved_state(backend: Engine, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("layers", [10**9, 1e300])
 def test_layers_without_weights_are_not_built(make: Make, folder: Path, tmp_path: Path, layers: float) -> None:
-    """A broken number in config.json costs a line, and not the machine's memory."""
+    """A wrong number in config.json is an error of one line, and does not fill the memory."""
     broken = tmp_path / "model"
     shutil.copytree(folder, broken)
     config = json.loads((broken / "config.json").read_text())
@@ -199,7 +199,7 @@ def test_layers_without_weights_are_not_built(make: Make, folder: Path, tmp_path
 
 
 def test_a_checkpoint_that_holds_nan_is_refused(make: Make, sequences: Sequences, tmp_path: Path) -> None:
-    """A number that went bad on disk ends in a line, and not in a run that learns nothing."""
+    """A number that was corrupted on disk is an error of one line."""
     backend = make()
     update(backend, sequences)
     backend.save(tmp_path)

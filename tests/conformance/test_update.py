@@ -1,4 +1,4 @@
-"""Gradients and updates, against torch's autograd and AdamW in float64."""
+"""Gradients and updates are those of torch's autograd and AdamW in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEARNING_RATE = 0.002
 def test_two_updates(
     make: Make, either: Path, sequences: Sequences, optimizer: Optimizer, tolerance: Tolerance, tmp_path: Path
 ) -> None:
-    """Loss, gradient norm and weights; the second update also sees the optimizer's state of the first."""
+    """Loss, gradient norm and weights; the second update also uses the optimizer state of the first."""
     oracle = Oracle(either)
     surrogate = Clipped(sequences, oracle.distributions(sequences).logprobs.detach())
     loss, norm = oracle.update(sequences, surrogate.torch, optimizer, LEARNING_RATE, steps=2)
@@ -72,7 +72,7 @@ def test_loss_falls_as_the_gradient_says(make: Make, sequences: Sequences, tmp_p
     the difference must be −2·(rate/epsilon)·‖g‖², with the norm that step() returns."""
     size, epsilon = 2e-5, 1e6
     backend = make(optimizer=OPTIMIZER.but(epsilon=epsilon, weight_decay=0.0, max_grad_norm=1e9))
-    surrogate = Clipped(sequences, backend.score(sequences).logprobs, spread=0.05)  # nothing clips
+    surrogate = Clipped(sequences, backend.score(sequences).logprobs, spread=0.05)  # no clipping
     backend.save(tmp_path)
     losses, norms = [], []
     for scale in (1.0, -1.0):
@@ -85,7 +85,7 @@ def test_loss_falls_as_the_gradient_says(make: Make, sequences: Sequences, tmp_p
 
 
 def test_ratio_is_one_on_the_first_update(make: Make, sequences: Sequences, tolerance: Tolerance) -> None:
-    """The log-probabilities that carry the gradient are those that were scored."""
+    """The log-probabilities under training equal those of scoring."""
     backend = make(micro_batch_tokens=24)
     old = backend.score(sequences).logprobs
     surrogate = Clipped(sequences, old, spread=0.0)
@@ -101,7 +101,7 @@ def test_ratio_is_one_on_the_first_update(make: Make, sequences: Sequences, tole
 
 
 def test_gradients_add_up(make: Make, sequences: Sequences, tolerance: Tolerance, tmp_path: Path) -> None:
-    """Two calls of accumulate, half the responses each, are one call with all of them."""
+    """Two calls of accumulate with half the responses each equal one call with all of them."""
 
     whole, halves = make(), make()
     factors = np.random.default_rng(2).standard_normal(len(sequences.tokens))
@@ -128,7 +128,7 @@ def test_scale_multiplies_the_gradient(make: Make, sequences: Sequences, toleran
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, sequences: Sequences, tmp_path: Path) -> None:
-    """Neither weights nor optimizer; and it is dropped, so the next update is as if it had not been."""
+    """Neither the weights nor the optimizer change, and the next update is not affected."""
     hit, spared = make(), make()
     surrogate = Clipped(sequences, hit.score(sequences).logprobs)
     before = exported(hit, tmp_path / "before")
@@ -149,10 +149,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make: Make, sequences: Se
 def test_twenty_updates_teach_a_token(
     name: str, make: Make, moments: Literal["float32", "int8"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """REINFORCE on sampled responses, reward 1 for each 13 in them: the whole loop, on the simplest task."""
+    """REINFORCE on sampled responses with reward 1 for each token 13: the whole loop on the simplest task."""
     if moments == "int8" and name in ("fake", "mlx"):
         pytest.skip(f"the {name} backend has no 8-bit moments; tests/conformance/test_state.py has it say so")
-    monkeypatch.setattr("backends.torch.moments.SMALL", 1)  # the model is small, so even its small weights get codes
+    monkeypatch.setattr("backends.torch.moments.SMALL", 1)  # so that the weights of this small model are quantised
     backend, wanted, prompt = make(optimizer=OPTIMIZER.but(moments=moments)), 13, np.array([5, 6])
 
     def frequency(seed: int) -> float:

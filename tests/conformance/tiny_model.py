@@ -37,7 +37,7 @@ def write_model(folder: Path, tie: bool) -> Path:
 
 
 def make_sequences(seed: int = 0, temperature: float = 1.0) -> Sequences:
-    """Six responses with what goes wrong in practice.
+    """Six responses that hold the edge cases met in practice.
 
     Prompts of mixed length, one of a single token, one shared by two responses, one with the
     end-of-sequence token (which is also the padding token) inside; a response without tokens in the

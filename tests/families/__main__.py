@@ -1,4 +1,4 @@
-"""Tries every family, or those of some model_types, and writes docs/models.md: ``python -m tests.families``."""
+"""Try every family, or those of the given model_types, and write docs/models.md: ``python -m tests.families``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family's tiny model can do on a backend, each ability against transformers' own forward and autograd."""
+"""Check everything a run does with a family's tiny model, with transformers and autograd as the oracle."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from backends.torch.backend import TorchEngine
 from tests.conformance.objectives import Linear
 from tests.families.families import VOCAB, Family, build, for_mlx
 
-OWN = 2e-5  # nats, within one of them
+OWN = 2e-5  # nats, within one library
 PROMPT, LENGTH = 4, 14  # longer than the sliding windows of the models
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a family on a backend."""
+    """Whether a backend trains a family."""
 
     passed: bool
-    reason: str = ""  # why it is refused, in the backend's words
+    reason: str = ""  # the backend's error, if it refuses the family
 
 
 def one_response() -> Sequences:
-    """A prompt and a response of ids that every model has."""
+    """A prompt and a response of ids that are in every model's vocabulary."""
     ids = np.random.default_rng(3).integers(2, VOCAB, PROMPT + LENGTH)
     return Sequences((ids[:PROMPT],), ids[PROMPT:], np.array([0, LENGTH]))
 
 
 def expected(model: Any, sequences: Sequences) -> torch.Tensor:
-    """Log-probabilities [n] of the response by transformers' forward, with their graph."""
+    """Log-probabilities [n] of the response by transformers, with the autograd graph."""
     ids = torch.from_numpy(np.concatenate([sequences.prompts[0], sequences.tokens]))
     log = model(ids[None]).logits[0].log_softmax(-1)
     return log[PROMPT - 1 : -1].gather(1, ids[PROMPT:, None])[:, 0]
 
 
 def try_family(family: Family, backend: str, folder: Path) -> Outcome:
-    """Everything that a run does. Raises AssertionError where a number is wrong, not where a model is refused."""
+    """Do everything that a run does. Raises AssertionError if a number is wrong, not if the model is refused."""
     model = build(family, folder / "model")
     if backend == "mlx":
         for_mlx(family, folder / "model")
@@ -78,7 +78,7 @@ def _score_and_draw(engine: Engine, sequences: Sequences, known: Floats, apart: 
 
 
 def _update(engine: Engine, sequences: Sequences, model: Any, known: torch.Tensor, apart: float) -> None:
-    """The gradient's norm is that of autograd through transformers, and a step goes where it points."""
+    """The gradient norm is that of autograd through transformers, and a step raises the objective."""
     weights = np.random.default_rng(4).normal(size=LENGTH)
     (known * torch.from_numpy(weights).float()).sum().backward()
     squares = [weight.grad.double().square().sum() for weight in model.parameters() if weight.grad is not None]
@@ -90,7 +90,7 @@ def _update(engine: Engine, sequences: Sequences, model: Any, known: torch.Tenso
 
 
 def _checkpointed(backend: str, folder: Path, sequences: Sequences) -> None:
-    """The gradient of every weight with gradient checkpointing is that without it."""
+    """Gradient checkpointing changes no gradient."""
     weights = np.random.default_rng(4).normal(size=LENGTH)
     found: list[dict[str, Floats]] = []
     calls = {False: 0, True: 0}  # of attentions, in torch
@@ -111,7 +111,7 @@ def _checkpointed(backend: str, folder: Path, sequences: Sequences) -> None:
 
 
 def _gradient(engine: Engine) -> dict[str, Floats]:
-    """What an engine has added up, by name."""
+    """An engine's accumulated gradient, by name."""
     if isinstance(engine, MlxEngine):
         return {name: np.array(part) for name, part in engine.optimizer.gradient.items()}
     assert isinstance(engine, TorchEngine)
@@ -120,7 +120,7 @@ def _gradient(engine: Engine) -> dict[str, Floats]:
 
 
 def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences, dora: bool) -> None:
-    """Adapters train; the exported model is the trained one, and so are the adapters in PEFT and in mlx-lm."""
+    """Adapters train; the exported model equals the trained one, and so do the adapters in PEFT and mlx-lm."""
     lora = Lora(rank=2, targets=family.targets, dora=dora)
     engine = registry.create(backend, BackendSettings.of(str(folder / "model"), lora=lora))
     before = engine.score(sequences).logprobs
@@ -137,7 +137,7 @@ def _adapters(family: Family, backend: str, folder: Path, sequences: Sequences, 
 
 
 def _exchange(family: Family, folder: Path, sequences: Sequences, trained: Floats) -> None:
-    """What the adapters give in PEFT and in mlx-lm, on the base as each library takes it."""
+    """PEFT and mlx-lm compute the same with the adapters on their own base."""
     adapter = str(folder / "exported" / "adapter")
     model = build(family, folder / "for peft")
     with torch.no_grad():

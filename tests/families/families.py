@@ -1,4 +1,4 @@
-"""A tiny random model of every family, as its folder on the hub would look, made by transformers."""
+"""Tiny random models of every family, made by transformers, in folders like those on the hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 VOCAB = 64
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 64,  # of which the root is a number of bfloat16, as mlx-lm's Gemma needs for float32 agreement
+    "hidden_size": 64,  # its root is a bfloat16 number, which mlx-lm's Gemma needs to agree in float32
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -36,24 +36,24 @@ RECURRENT = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-CAPPED = {"final_logit_softcapping": 3.0}  # reached by the logits of these weights
+CAPPED = {"final_logit_softcapping": 3.0}  # the logits of these weights reach it
 SCALED = {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}
 
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a model of a family, and what to call it."""
+    """The name of a family, and how to make a model of it."""
 
-    name: str  # what people call it, with a model that has it
+    name: str  # its usual name, with an example model
     kind: str  # model_type of its config.json
-    config: dict[str, Any] = field(default_factory=dict)  # beside SIZES
-    published: dict[str, Any] = field(default_factory=dict)  # keys of published configs that transformers leaves out
+    config: dict[str, Any] = field(default_factory=dict)  # added to SIZES
+    published: dict[str, Any] = field(default_factory=dict)  # keys that published configs have and SIZES has not
     targets: tuple[str, ...] = ("q_proj", "v_proj")  # of adapters
-    inside: str | None = None  # model_type of a config.json that describes the text model inside of it
-    vision: dict[str, Any] | None = None  # sizes of what else the model holds; its text model is then of ``kind``_text
+    inside: str | None = None  # model_type of the outer config, if the text model is nested in another
+    vision: dict[str, Any] | None = None  # sizes of the vision part; the text model is then of ``kind``_text
     apart: float = 2e-4  # nats between mlx-lm and transformers in float32
     remark: str = ""
-    mlx: bool = True  # whether mlx-lm has it in a form that the backend takes
+    mlx: bool = True  # whether the mlx backend can train mlx-lm's version
 
 
 FAMILIES = [
@@ -134,7 +134,7 @@ FAMILIES = [
 
 
 def build(family: Family, folder: Path) -> Any:
-    """Write a model of the family, norms and biases drawn too, so that one left out shows. Returns it."""
+    """Write and return a model of the family; norms and biases are random too, so that a missing one shows."""
     torch.manual_seed(0)
     sizes = SIZES | family.config
     if family.vision:
@@ -158,7 +158,7 @@ def build(family: Family, folder: Path) -> Any:
 
 
 def for_mlx(family: Family, folder: Path) -> None:
-    """Rename what is published for MLX in another form than transformers writes: the experts of gpt-oss."""
+    """Rename the experts of gpt-oss, which are published for MLX in another form than transformers writes."""
     if family.kind != "gpt_oss":
         return
     weights = {}

@@ -1,4 +1,4 @@
-"""docs/models.md: written from outcomes, and read again by the test."""
+"""The table of docs/models.md: written from outcomes, and read by the test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ COLUMNS = ("family", "model_type", "cpu, cuda", "mlx", "remark")
 
 
 def cell(outcome: Outcome) -> str:
-    """A tick, or the reason that the backend gives."""
+    """A tick, or the backend's reason to refuse."""
     return "✓" if outcome.passed else f"refused: {outcome.reason}"
 
 
 def write(outcomes: dict[tuple[str, str], Outcome]) -> None:
-    """Put the outcomes, by model_type and backend, into the page; families that were not tried stay as they are."""
+    """Write the outcomes, by model_type and backend, into the page; families that were not tried keep their row."""
     lines: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS)]
     before = rows()
     for family in FAMILIES:

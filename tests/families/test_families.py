@@ -1,4 +1,4 @@
-"""Every family on either backend: what docs/models.md says it does."""
+"""Every family does on each backend what docs/models.md says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = [
 @pytest.mark.parametrize("backend", [DEVICE, "mlx"])
 @pytest.mark.parametrize("family", ALL)
 def test_the_family_does_what_the_table_says(family: Family, backend: str, tmp_path: Path) -> None:
-    """Remake the table with ``make models`` where an outcome has changed for good."""
+    """If an outcome changed for a good reason, ``make models`` rewrites the table."""
     said = rows()[family.name]
     assert cell(try_family(family, backend, tmp_path)) == said["mlx" if backend == "mlx" else "cpu, cuda"]
 

@@ -1,4 +1,4 @@
-"""Runs the fuzzer for some minutes, with a fresh seed each time, and keeps what it finds.
+"""Run the fuzz tests for some minutes, with a new seed each time, and keep the failures.
 
     python -m tests.fuzz MINUTES
 
@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 FOUND = Path("fuzz-failures")
-BYTES = 8 * 2**30  # of address space: an input that takes more is a failure, and not the end of the machine's memory
+BYTES = 8 * 2**30  # of address space: an input that needs more fails instead of filling the machine's memory
 
 
 def main() -> int:
-    """Exit code 1 where anything was found."""
+    """Run rounds until the time is over; return 1 if any round failed."""
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     end = time.monotonic() + 60 * float(sys.argv[1])
     rounds, failures = 0, 0

@@ -1,4 +1,4 @@
-"""How much is tried: little and always the same in the ordinary run, ever new with `make fuzz`."""
+"""How much is tried: a few fixed examples in an ordinary run, many new ones with `make fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is in a recipe, a data set, a model's folder or a run's: it is used, or refused in one line."""
+"""Any recipe, data set, model folder or run folder is used, or refused in one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ JSON = st.recursive(
 
 
 def refused_in_one_line(action: Callable[[], Any]) -> Any:
-    """What the action returns; None where it is refused, in one line."""
+    """The action's result, or None if it is refused with an error of one line."""
     try:
         return action()
     except ONE_LINE as error:
@@ -62,7 +62,7 @@ def refused_in_one_line(action: Callable[[], Any]) -> Any:
 
 
 def toml(value: Any) -> str:
-    """A value as TOML may write it, or as near as it comes."""
+    """A value in TOML, or in something close to it."""
     return json.dumps(value) if not isinstance(value, float) else repr(value)
 
 
@@ -146,7 +146,7 @@ EDITS = st.tuples(
 
 
 def damage(folder: Path, edit: tuple[str, str, str, Any, int]) -> None:
-    """Change a file of a folder: a key, its end, some bytes, or all of it."""
+    """Damage a file of a folder: change a key, cut it, overwrite bytes or delete it."""
     name, kind, key, value, place = edit
     file = folder / name
     if not file.is_file():
@@ -158,12 +158,12 @@ def damage(folder: Path, edit: tuple[str, str, str, Any, int]) -> None:
         file.write_bytes(content[:place])
     elif kind == "bytes":
         file.write_bytes(content[:place] + json.dumps(value).encode() + content[place + 3 :])
-    elif content.startswith(b"{") and content.rstrip().endswith(b"}"):  # not yet damaged by another edit
+    elif content.startswith(b"{") and content.rstrip().endswith(b"}"):  # not damaged by another edit
         file.write_bytes(content.rstrip()[:-1] + f", {json.dumps(key)}: {json.dumps(value)}}}".encode())
 
 
 @given(st.lists(EDITS, min_size=1, max_size=2))
-@example([("config.json", "key", "num_hidden_layers", 10**9, 0)])  # once 18 GB of names of weights
+@example([("config.json", "key", "num_hidden_layers", 10**9, 0)])  # used to need 18 GB for the names of the weights
 def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
@@ -171,7 +171,7 @@ def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
         for edit in edits:
             damage(folder, edit)
         tokenizer = refused_in_one_line(lambda: Tokenizer.load(str(folder)))
-        if tokenizer is None:  # which a run loads first
+        if tokenizer is None:  # a run loads it first
             return
         refused_in_one_line(lambda: tokenizer.chat("1+1=?"))
         backend = refused_in_one_line(lambda: registry.create("fake", BackendSettings.of(str(folder))))

@@ -1,4 +1,4 @@
-"""Whatever a response says: a verdict in little time, no exception, and no reward for what is not the answer."""
+"""Any response gets a verdict quickly, without an exception and without a reward for a wrong answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBERS = st.integers(-(10**6), 10**6)
 
 
 def verdict(answer: str, gold: str) -> float:
-    """The reward, which takes no second."""
+    """The reward, which must take less than a second."""
     started = time.process_time()
     reward = math_reward(rf"\boxed{{{answer}}}", gold, "How many eggs, in percent?")
     assert time.process_time() - started < 1.0
@@ -47,13 +47,13 @@ def test_any_answer_has_a_verdict(answer: str, gold: str) -> None:
 
 
 @given(LATEX)
-def test_what_is_not_zero_is_not_right_for_two_golds(answer: str) -> None:
-    """An answer that is right for two different numbers is right for anything."""
+def test_no_answer_is_right_for_two_golds(answer: str) -> None:
+    """An answer that is right for two different numbers would be right for any."""
     assert sum(verdict(answer, gold) for gold in ("85", "86", r"\frac{85}{2}")) <= 1
 
 
 @given(NUMBERS, NUMBERS, LATEX)
-def test_a_number_with_something_behind_it(number: int, other: int, rest: str) -> None:
+def test_a_number_with_a_suffix(number: int, other: int, rest: str) -> None:
     assume(number != other)
     assert verdict(f"{number}", f"{other}") == 0.0
     if verdict(f"{number}{rest}", f"{number}") and verdict(f"{number}{rest}", f"{other}"):
@@ -122,7 +122,7 @@ TABLES = st.recursive(
 
 
 def reward_of(response: str, tests: Any, seconds: float) -> float | None:
-    """The reward; None where the tests are refused, in one line."""
+    """The reward, or None if the tests are refused with an error of one line."""
     try:
         return code_reward(response, tests, seconds=seconds)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What the ranks are asked to compute, and what one process computes as their oracle."""
+"""The cases that the ranks compute, and that one process computes as their oracle."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from delta_cli.training.update import Updater
 
 VOCABULARY = 23
 STEPS = 3
-# Four prompts, four responses each. The first prompt's responses are most of the tokens, so in each update of two
-# prompts one of two ranks has a short group and the other a long one, and of three ranks one has none.
+# Four prompts with four responses each. The first prompt's responses are most of the tokens. So in an update on two
+# prompts, one of two ranks has a short group and the other a long one, and one of three ranks has none.
 PROMPTS = (9, 1, 5, 2)
 LENGTHS = ((14, 9, 0, 11), (1, 2, 1, 1), (3, 5, 1, 2), (2, 1, 4, 1))
 REWARDS = ((1, 0, 0, 1), (0, 1, 0, 0), (1, 1, 0, 1), (0, 0, 1, 0))
@@ -35,7 +35,7 @@ REWARDS = ((1, 0, 0, 1), (0, 1, 0, 0), (1, 1, 0, 1), (0, 0, 1, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe's keys, and whether the model's output matrix is its embedding."""
+    """A recipe's keys, the model's kind and the sharding."""
 
     keys: dict[str, Any] = field(default_factory=dict)
     tied: bool = True
@@ -68,7 +68,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for i, preset in enumerate(PRESETS):
         keys: dict[str, Any] = {"method.preset": preset}
         if preset == "dapo_ft":
-            keys["method.entropy_share"] = 0.45  # no two entropies are so near to its threshold that rounding decides
+            keys["method.entropy_share"] = 0.45  # no entropy is so near this threshold that rounding decides
         yield f"preset-{preset}", Case(keys, tied=i % 2 == 0, sharding=SHARDINGS[i % 3])
     for i, (name, options) in enumerate(DELTA.items()):
         keys = {f"delta.{key}": value for key, value in options.items()}
@@ -110,7 +110,7 @@ def recipe_of(case: Case, model: Path) -> Recipe:
         "rollout.max_tokens": 16,
         "update.mini_batches": 2,
         "update.learning_rate": 0.003,
-        "update.epsilon": 0.01,  # keeps Adam smooth: a tiny one turns the sign of a rounding into a whole step
+        "update.epsilon": 0.01,  # smooth Adam: a tiny epsilon turns a rounding error into a whole step
         "update.micro_batch_tokens": 24,
         "update.head_chunk_tokens": 5,
         "parallel.sharding": case.sharding,
@@ -119,9 +119,9 @@ def recipe_of(case: Case, model: Path) -> Recipe:
 
 
 def batch_of(step: int) -> RolloutBatch:
-    """Random tokens with fixed lengths and rewards; two responses are cut at the limit.
+    """Random tokens with fixed lengths and rewards; two responses are truncated.
 
-    From the second step on there is nothing to learn from one of the prompts, the first or the second.
+    From the second step on the group of one prompt, the first or the second, has zero variance.
     """
     rng = np.random.default_rng(step)
     prompts = [rng.integers(1, VOCABULARY, size=length) for length in PROMPTS]
@@ -140,7 +140,7 @@ def batch_of(step: int) -> RolloutBatch:
 
 
 def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, Any]:
-    """Three steps of drawing, scoring, credit and updates; everything a rank knows afterwards, the same on each."""
+    """Draw, score and update for three steps; return what a rank knows afterwards, which is the same on each."""
     recipe = recipe_of(case, models[case.tied])
     engine = create("cpu", backend_settings(recipe), ranks)
     updater = Updater(recipe, engine, ranks)
@@ -175,7 +175,7 @@ def exchanged(ranks: Collective) -> list[list[dict[str, Any]]]:
 
 
 def sampled(engine: Engine, ranks: Collective) -> list[list[int]]:
-    """Responses to three prompts, each drawn by whoever has its turn."""
+    """Responses to three prompts, which the ranks draw in turn."""
     mine = np.arange(ranks.rank, 3, ranks.size)
     rows = (mine[:, None] * 2 + np.arange(2)).ravel()
     prompts = tuple(np.arange(1, 3 + prompt) for prompt in mine)
@@ -187,7 +187,7 @@ def sampled(engine: Engine, ranks: Collective) -> list[list[int]]:
 
 
 def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
-    """The weights, through the model folder that the first rank writes."""
+    """The weights in the model folder that the first rank writes."""
     with TemporaryDirectory() as own:
         folder = Path(ranks.gather(own)[0])
         engine.export(folder)
@@ -197,7 +197,7 @@ def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
 
 
 def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
-    """The gradient of one mini-batch, read off the weights: with a huge epsilon AdamW's step goes along it."""
+    """The gradient of one mini-batch, read from the weights: with a huge epsilon AdamW steps along it."""
     recipe = recipe_of(Case(sharding=sharding), models[True])
     straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=1e8)
     engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
@@ -207,7 +207,7 @@ def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = S
     surrogate = updater.surrogate(scored, updater.credit(scored, 0), groups)
     before = exported(engine, ranks)
     updater.accumulate(batch, groups, surrogate)
-    length = 1e4  # of the step, in gradients: the float32 weights show nothing else
+    length = 1e4  # of the step, in gradients: long enough to show in float32 weights
     norm = engine.step(1e8 * length, surrogate.scale)
     after = exported(engine, ranks)
     engine.close()

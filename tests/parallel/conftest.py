@@ -1,4 +1,4 @@
-"""Ranks over gloo on this machine: started once for all tests, however many workers run those."""
+"""Ranks over gloo on this machine, started once for all tests and all workers of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(processes: int, arguments: list[str]) -> None:
-    """Run ``python arguments`` as so many ranks; fails with the output of the first that does not end well."""
+    """Run ``python arguments`` on several ranks; fail with the output of the first rank that failed."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, *arguments]
@@ -36,7 +36,7 @@ def start(processes: int, arguments: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the workers of pytest-xdist have in common, with the two models."""
+    """A folder with the two models, which the workers of pytest-xdist share."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
     folder.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
-    """What each of several ranks found, by case; the parameter holds the number of ranks and one of ``cases.TIERS``."""
+    """The results of each rank by case; the parameter holds the number of ranks and one of ``cases.TIERS``."""
     processes, tier = request.param
     files = [shared / f"found-{tier}-{processes}-{rank}.pkl" for rank in range(processes)]
     with FileLock(shared / "lock"):

@@ -1,7 +1,7 @@
-"""One rank of the tests of MLX's ring: draws, scores, credits and updates its share of a batch.
+"""One rank of the tests of MLX's ring: draws, scores and updates its share of a batch.
 
-Called with the number of ranks, what is trained, the model's folder and a folder for results; the launcher's
-variables say which rank it is, and the first one writes ``results.pickle``.
+Its arguments are the number of ranks, what is trained, the model's folder and a folder for results. It reads its rank
+from the launcher's variables; the first rank writes ``results.pickle``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from delta_cli.credit import token_coefficients
 from tests.conformance.objectives import Clipped
 from tests.conformance.tiny_model import EOS, make_sequences
 
-# Rows of the batch for each rank: one with a single short response, one with none.
+# Rows of the batch for each rank: one rank has a single short response, another none.
 SHARES = {1: ([0, 1, 2, 3, 4, 5],), 2: ([0, 1, 2, 4, 5], [3]), 3: ([0, 1, 2, 4, 5], [3], [])}
 ADVANTAGES = np.array([0.7, -1.3, 0.4, 1.9, -0.4, 0.2])
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ RATE, UPDATES = 0.0005, 3
 
 
 def main(ranks: int, trained: str, model: Path, out: Path) -> None:
-    """Do it all and write what came out."""
+    """Run every part on this rank; the first rank writes the results."""
     collective = registry.join("mlx")
     assert collective.size == ranks
     engine = registry.create("mlx", settings(model, trained), collective)
@@ -45,13 +45,13 @@ def main(ranks: int, trained: str, model: Path, out: Path) -> None:
 
 
 def settings(model: Path, trained: str) -> BackendSettings:
-    """A large epsilon keeps Adam smooth: the default turns a gradient's rounding into a whole step."""
+    """Settings with a large epsilon, which keeps Adam smooth: the default turns a rounding error into a whole step."""
     optimizer = Optimizer(epsilon=1e-2, weight_decay=0.1, max_grad_norm=0.5)
     return BackendSettings.of(str(model), optimizer=optimizer, **SETTINGS[trained])
 
 
 def exchange(collective: Collective) -> dict[str, Any]:
-    """What the first rank gets of the collective's verbs."""
+    """The results of the collective operations."""
     rank = collective.rank
     items = collective.gather({"rank": rank, "long": "x" * 1000 * rank, "array": np.arange(rank)})
     total = collective.sum(np.array([[1.0, 1e-12 * (rank + 1)], [1.0 + 1e-12 * (rank + 1), -1e300]]))
@@ -62,9 +62,9 @@ def exchange(collective: Collective) -> dict[str, Any]:
 
 
 def rollout(engine: Engine, collective: Collective) -> dict[int, tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of two responses to each of three prompts, by row of the whole batch."""
+    """Tokens and log-probabilities of two responses to each of three prompts, by row of the global batch."""
     prompts = [np.array([3, 4, 5]), np.array([7]), np.array([2, 2])]
-    mine = range(collective.rank, 2 if collective.size == 3 else 3, collective.size)  # of three ranks one has none
+    mine = range(collective.rank, 2 if collective.size == 3 else 3, collective.size)  # one of three ranks has none
     mine = [*mine, 2] if collective.size == 3 and collective.rank == 0 else list(mine)
     rows = (np.array(mine, dtype=np.int64)[:, None] * 2 + np.arange(2)).ravel()
     sampling = Sampling(max_tokens=12, stop_ids=(EOS,), samples=2, seed=5)
@@ -78,7 +78,7 @@ def rollout(engine: Engine, collective: Collective) -> dict[int, tuple[list[int]
 
 
 def train(engine: Engine, collective: Collective, out: Path) -> dict[str, Any]:
-    """Score, coefficients and three updates; the checkpoint and the model lie in ``out`` afterwards."""
+    """Score, compute coefficients, update three times; write the checkpoint and the model to ``out``."""
     sequences = make_sequences(temperature=0.7)
     rows = np.array(SHARES[collective.size][collective.rank], dtype=np.int64)
     own, index = sequences.select(rows), token_index(sequences.starts, rows)
@@ -113,7 +113,7 @@ def train(engine: Engine, collective: Collective, out: Path) -> dict[str, Any]:
 
 
 def die() -> None:
-    """The second rank ends without a word; the first one says what it is told of that, and ends as a command does."""
+    """The second rank exits silently; the first prints the error it gets and exits with code 2, as a command does."""
     collective = registry.join("mlx")
     collective.barrier()
     if collective.rank == 1:

@@ -1,4 +1,4 @@
-"""Two and three ranks against one process on the whole batch: every preset, every option, every way to split."""
+"""Two and three ranks compute what one process computes on the whole batch, for every preset, option and sharding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from . import cases
 
 LOGPROB, COEFFICIENT, GRADIENT, WEIGHT = 2e-6, 1e-6, 1e-6, 2e-5
-# After an update the float32 weights differ by rounding, and so do log-probabilities under them.
+# After an update the float32 weights differ by rounding, and so do the log-probabilities.
 LATER = 2e-5
 
 GROUPS = [
@@ -27,7 +27,9 @@ ALL_CASES = [
 
 
 @pytest.mark.parametrize(("found", "name"), ALL_CASES, indirect=["found"])
-def test_any_number_of_ranks_is_one_process(name: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+def test_ranks_compute_what_one_process_computes(
+    name: str, found: list[dict[str, Any]], models: dict[bool, Path]
+) -> None:
     alone = cases.run(cases.CASES[name], models)
     for rank in found:
         for step in range(cases.STEPS):
@@ -47,7 +49,7 @@ def test_any_number_of_ranks_is_one_process(name: str, found: list[dict[str, Any
 
 @pytest.mark.parametrize(("found", "name"), ALL_CASES, indirect=["found"])
 def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
-    """Decisions are taken from these numbers on each rank alone, so a rounding would part them."""
+    """Each rank takes decisions from these numbers alone, so a rounding error would separate them."""
     first, *others = (rank[name] for rank in found)
     for other in others:
         assert other["records"] == first["records"]
@@ -59,7 +61,7 @@ def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
 @pytest.mark.parametrize("sharding", cases.SHARDINGS)
 def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
-    """Of a mini-batch in which one rank of three has nothing, relative to its norm."""
+    """The gradient of a mini-batch in which one of three ranks has no response; the error is relative to its norm."""
     alone = cases.gradient("none", models)
     norm = float(alone.pop("norm"))
     for rank in found:

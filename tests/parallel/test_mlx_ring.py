@@ -1,4 +1,4 @@
-"""MLX over several processes, joined by the ring over the loopback: what one process computes, to rounding."""
+"""MLX on several processes, joined by its ring over the loopback, computes what one process does, to rounding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Outcome = tuple[int, str]  # exit code, standard error
 
 
 def on_ring(size: int, arguments: list[str], scratch: Path, limit: float = 300.0) -> list[Outcome]:
-    """The worker as so many ranks."""
+    """Run the worker on several ranks."""
     common = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.parallel.mlx_ring_worker", *arguments]
     started = [
@@ -56,7 +56,7 @@ Run = Callable[[int, str], tuple[dict[str, Any], Path]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Results and folder of a run on so many ranks, each done once; a single rank is this process."""
+    """Gives the results and the folder of a run, each done once; a single rank runs in this process."""
     model = write_model(tmp_path_factory.mktemp("model"), tie=True)
     done: dict[tuple[int, str], tuple[dict[str, Any], Path]] = {}
 
@@ -76,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize(("size", "trained"), RINGS)
 def test_ranks_compute_what_one_process_does(run: Run, size: int, trained: str) -> None:
-    """One rank has a single short response, another of three has none."""
+    """One rank has a single short response; a third one has none."""
     (found, folder), (expected, alone) = run(size, trained), run(1, trained)
     assert found["rollout"].keys() == expected["rollout"].keys() == set(range(6))
     for row, (tokens, logprobs) in expected["rollout"].items():
@@ -88,7 +88,7 @@ def test_ranks_compute_what_one_process_does(run: Run, size: int, trained: str) 
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-6)
     for step, (norms, (norm,)) in enumerate(zip(found["norms"], expected["norms"], strict=True)):
         assert len(set(norms)) == 1, "the same on every rank"
-        assert norms[0] == pytest.approx(norm, rel=1e-5 if step else 1e-6)  # later weights differ by rounding
+        assert norms[0] == pytest.approx(norm, rel=1e-5 if step else 1e-6)  # weights differ after the first update
     assert expected["norms"][0][0] > 0.5, "clipped, so that a norm of this rank alone would be seen"
     ours, theirs = (load_file(each / "model" / "model.safetensors") for each in (folder, alone))
     assert ours.keys() == theirs.keys()
@@ -98,7 +98,7 @@ def test_ranks_compute_what_one_process_does(run: Run, size: int, trained: str) 
 
 @pytest.mark.parametrize(("size", "trained"), RINGS)
 def test_collective(run: Run, size: int, trained: str) -> None:
-    """Sums are of float64 and the same bits on every rank; items of any length arrive in the order of ranks."""
+    """Sums are in float64 and equal bit for bit on every rank; gathered items arrive in the order of ranks."""
     found = run(size, trained)[0]["collective"]
     assert [item["rank"] for item in found["items"]] == [0, 1, 2][:size]
     assert [len(item["long"]) for item in found["items"]] == [0, 1000, 2000][:size]
@@ -110,15 +110,15 @@ def test_collective(run: Run, size: int, trained: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "trained"), RINGS)
-def test_all_ranks_go_on_from_the_files_of_the_first(run: Run, size: int, trained: str) -> None:
-    """The other machines may not share its disk. Updates after it are the same bits on every rank, every time."""
+def test_all_ranks_resume_from_the_files_of_the_first(run: Run, size: int, trained: str) -> None:
+    """Other machines may not share its disk. Later updates are equal bit for bit on every rank."""
     resumed = run(size, trained)[0]["resumed"]
     assert len({logprobs for once in resumed for logprobs in once}) == 1
 
 
 @pytest.mark.long
 def test_a_checkpoint_of_several_ranks_opens_on_one(run: Run, tmp_path: Path) -> None:
-    """The weights that three ranks saved are, bit for bit, those that one process exports after loading them."""
+    """One process loads what three ranks saved and exports the same weights, bit for bit."""
     out = run(3, "full")[1]
     engine = registry.create("mlx", mlx_ring_worker.settings(out / "model", "full"))
     engine.load(out / "checkpoint")
@@ -131,14 +131,14 @@ def test_a_checkpoint_of_several_ranks_opens_on_one(run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_the_others_notice_a_rank_that_ends(tmp_path: Path) -> None:
-    """A sum that waits for it fails, instead of waiting for ever."""
+def test_the_other_ranks_notice_a_rank_that_exits(tmp_path: Path) -> None:
+    """A sum fails instead of waiting for it for ever."""
     (told, reason), (gone, _) = on_ring(2, ["die"], tmp_path, limit=100.0)
     assert (told, gone) == (2, 9)
     assert "LostPeerError: rank 0 lost the other processes of this run" in reason
 
 
-def test_weights_that_are_to_be_split_are_refused(tmp_path: Path) -> None:
+def test_sharded_weights_are_refused(tmp_path: Path) -> None:
     ranks: Any = SimpleNamespace(rank=0, size=2)
     model = write_model(tmp_path, tie=True)
     with pytest.raises(BackendError, match=r'parallel.sharding = "full".* set it to "none"'):

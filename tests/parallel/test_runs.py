@@ -1,4 +1,4 @@
-"""Whole runs on several processes, as a user starts, stops, breaks and resumes them."""
+"""Runs on several processes, which a user starts, stops, kills and resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = SHORT | {"run.steps": 4, "checkpoint.every": 1, "update.epsilon": 0.01, "
 
 
 def arguments_of(model: Path, folder: Path, processes: int, backend: str = "cpu", **keys: Any) -> list[str]:
-    """Of ``delta``, for KEYS with ``section__key`` changes."""
+    """The arguments of ``delta`` for KEYS, with changes given as ``section__key=value``."""
     changes = KEYS | {"model.path": str(model)} | {name.replace("__", "."): value for name, value in keys.items()}
     sets = [part for name, value in changes.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     return ["train", "--backend", backend, "--run-dir", str(folder), "--processes", str(processes), "--quiet", *sets]
@@ -38,14 +38,14 @@ def command(*arguments: Any, **keys: Any) -> list[str]:
 
 
 def started(*arguments: Any, **keys: Any) -> Said:
-    """In a process of its own, as the launcher of several has to be."""
+    """Run the command in a process of its own, because it starts the ranks."""
     line = command(*arguments, **keys)
     done = subprocess.run(line, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, timeout=300)
     return Said(done.returncode, done.stdout, done.stderr)
 
 
 def run(model: Path, folder: Path, processes: int, **keys: Any) -> Said:
-    """Train to the end; one process is this one."""
+    """Train to the end; a run of one process takes place in this one."""
     arguments = (model, folder, processes)
     said = delta(*arguments_of(*arguments, **keys)) if processes == 1 else started(*arguments, **keys)
     assert said.code == 0, said.err[-3000:]
@@ -64,7 +64,7 @@ def resume(folder: Path, processes: int) -> None:
 
 
 def assert_close(folder: Path, expected: Path) -> None:
-    """The same rewards, responses and evaluations, and numbers that differ by rounding only."""
+    """Two runs have the same responses, and numbers that differ by rounding only."""
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         for found, other in zip(lines(folder / name), lines(expected / name), strict=True):
             for key in found.keys() & other.keys() - {"processes"}:
@@ -78,7 +78,7 @@ def assert_close(folder: Path, expected: Path) -> None:
 
 
 def assert_exported(folder: Path, out: Path) -> None:
-    """One process makes the model of several ranks' last checkpoint: the one they wrote together at the end."""
+    """One process exports the model from the last checkpoint of several ranks: it is the one they exported."""
     assert delta("export", folder, out, "--backend", "cpu", "--checkpoint", "last").code == 0
     found, expected = (load_file(each / "model.safetensors") for each in (out, RunFolder(folder).model))
     assert found.keys() == expected.keys()
@@ -94,7 +94,7 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("processes", "sharding"), [(2, "none"), pytest.param(3, "full", marks=pytest.mark.long)])
-def test_any_number_of_processes_gives_one_result(
+def test_the_number_of_processes_does_not_change_the_result(
     processes: int, sharding: str, model: Path, alone: Path, tmp_path: Path
 ) -> None:
     done = run(model, tmp_path / "run", processes, parallel__sharding=sharding)
@@ -109,8 +109,8 @@ def test_any_number_of_processes_gives_one_result(
 
 
 @pytest.mark.long
-def test_what_was_drawn_on_several_is_scored_as_drawn(model: Path, tmp_path: Path) -> None:
-    """Each rank keeps the features of what it has drawn, whoever updates on it."""
+def test_the_samplers_features_serve_on_several_processes(model: Path, tmp_path: Path) -> None:
+    """Each rank keeps the features of the responses it draws, whichever rank updates on them."""
     for processes in (1, 2):
         run(model, tmp_path / str(processes), processes, update__old_logprobs="rollout", delta__scope="group")
     assert_close(tmp_path / "2", tmp_path / "1")
@@ -126,7 +126,7 @@ def until(condition: Any, seconds: float = 120) -> None:
 
 @pytest.fixture(scope="module")
 def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nobody disturbs."""
+    """An uninterrupted run of two processes."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     run(model, folder, 2, parallel__sharding="optimizer")
     return folder
@@ -134,7 +134,7 @@ def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_run_goes_on_as_if_nothing_had_happened(how: str, straight: Path, model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_result(how: str, straight: Path, model: Path, tmp_path: Path) -> None:
     """Stopped by a signal to the command, or one rank killed: on as many processes the same bits, on others the same
     numbers."""
     broken = tmp_path / "broken"
@@ -197,7 +197,7 @@ def test_one_rank_reports_for_all_and_none_is_left_waiting(error: str, model: Pa
         for rank in torch_ranks(3)
     ]
     outputs = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
-    assert time.monotonic() - began < 60  # most of it to start
+    assert time.monotonic() - began < 60  # most of which the imports take
     assert all(rank.returncode for rank in ranks)
     assert outputs[0] == outputs[2] == ""
     if "BackendError" in error:

@@ -1,4 +1,4 @@
-"""One rank of the tests: runs the cases of a tier and leaves what it found in a file. Started by conftest.py."""
+"""One rank of the tests: runs the cases of a tier and writes the results to a file. Started by conftest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with several [[reward]] tables: what is learned from, what is recorded, and what is called right."""
+"""Runs with several [[reward]] tables: their sum is learned from, each is recorded, verifiers decide what is right."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def reward(response, problem):
 
 
 def several(model: Path, rewards: list[dict[str, Any]], **changes: Any) -> Recipe:
-    """SHORT on a model, with these rewards."""
+    """The recipe SHORT with these rewards."""
     table = make_recipe(model, **changes).model_dump(exclude_none=True) | {"reward": rewards}
     return parse_recipe(table, "it")
 
 
 @pytest.fixture
 def rewards(tmp_path: Path) -> list[dict[str, Any]]:
-    """A verifier that only measures, shortness, and a function that writes down what it is asked about."""
+    """A verifier of weight 0, a reward for short responses, and a function that logs the problems it grades."""
     (tmp_path / "mine.py").write_text(CUSTOM.format(seen=str(tmp_path / "seen")))
     return [
         {"kind": "math", "weight": 0.0},
@@ -66,10 +66,10 @@ def test_the_sum_is_learned_from_and_each_is_recorded(
     assert RecordedRun(tmp_path / "run").recipe["reward"][2]["name"] == "quarters"
 
 
-def test_the_policy_learns_from_a_reward_beside_a_verifier_that_only_measures(
+def test_the_policy_learns_beside_a_verifier_of_weight_0(
     model: Path, rewards: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Shortness with weight 2, as in the runs of the single form: a random model learns to end its responses."""
+    """With weight 2 on short responses a random model learns to end them early."""
     heard = train(several(model, rewards[:2], run__steps=9, evaluation__every=0), tmp_path / "run")
     assert heard.records[-1]["reward_length"] > heard.records[0]["reward_length"] + 0.3
 
@@ -121,8 +121,8 @@ def test_a_suite_needs_its_verifier_to_be_the_only_one(model: Path) -> None:
             load_benchmarks(recipe, load_data(recipe, None))
 
 
-def test_the_keys_of_each_arrive(model: Path, tmp_path: Path) -> None:
-    """What test_every_key holds of one reward, for what only several have."""
+def test_the_keys_of_each_reward_arrive(model: Path, tmp_path: Path) -> None:
+    """test_every_key checks a single reward; these keys exist only for several."""
     rewards = [
         {"kind": "length"},
         {"kind": "number", "weight": 1.5, "workers": 3, "timeout": 4.5},
@@ -142,7 +142,7 @@ def test_the_keys_of_each_arrive(model: Path, tmp_path: Path) -> None:
 
 
 def test_weight_of_a_single_reward(model: Path, tmp_path: Path) -> None:
-    """A list of one: its weight counts, and its name is not told apart."""
+    """In a list of one the weight counts, and no reward is recorded by name."""
     keys = {
         "model.path": str(model), "run.steps": 1, "data.limit": 40, "rollout.prompts": 4, "rollout.responses": 4,
         "rollout.max_tokens": 8, "evaluation.every": "never", "reward.length_penalty": 10.0, "reward.weight": 3.5,

@@ -1,4 +1,4 @@
-"""rollout.stop in a whole run: where responses end, what is graded, and what is recorded."""
+"""rollout.stop in a run: where responses end, what is graded and what is recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOPS = ["a", "bc", "é", *"0123456789"]  # é is two tokens of the byte tokeniz
 
 
 @pytest.mark.parametrize("backend", ["fake", "cpu"])
-def test_the_text_ends_before_the_string_and_the_tokens_with_it(tmp_path: Path, backend: str) -> None:
+def test_the_text_ends_before_the_stop_string_and_the_tokens_after_it(tmp_path: Path, backend: str) -> None:
     model = write_model(tmp_path / "model")
     tokenizer = Tokenizer.load(str(model))
     recipe = make_recipe(model, run__steps=2, rollout__stop=STOPS, rollout__max_tokens=40)
@@ -33,7 +33,7 @@ def test_the_text_ends_before_the_string_and_the_tokens_with_it(tmp_path: Path, 
         ended += bool(stopped)
     assert ended > 10
     assert 0 < watcher.records[0]["truncated"] < 1
-    # Without them the same responses are longer: the tokens up to the end are the same.
+    # Without stop strings the same responses go on after the same tokens.
     train(make_recipe(model, run__steps=1, rollout__max_tokens=40), tmp_path / "plain", backend)
     plain = read_lines(RunFolder(tmp_path / "plain").rollout_file(1))
     for row, longer in zip(read_lines(RunFolder(tmp_path / "run").rollout_file(1)), plain, strict=True):

@@ -1,4 +1,4 @@
-"""A run at another temperature than 1: everything it compares is taken at that temperature."""
+"""A run at a temperature other than 1 compares log-probabilities at that temperature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPERATURE = 0.7
 
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 def test_ratio_is_one_at_the_first_update_and_the_engine_agrees(backend: str, model: Path, tmp_path: Path) -> None:
-    """And the log-probabilities are those of a float64 forward at 0.7, from which those at 1 are far."""
+    """The log-probabilities are those of a float64 forward pass at 0.7, and far from those at 1."""
     if backend != "fake":
         pytest.importorskip({"cpu": "torch", "mlx": "mlx_lm"}[backend], reason=f"the backend is {backend}")
     changes = {"run__steps": 1, "evaluation__at_start": False, "update__learning_rate": 1e-3, "update__epochs": 2}

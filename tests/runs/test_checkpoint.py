@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there; a damaged one is named and passed over."""
+"""A checkpoint is intact or absent; a damaged one is reported and skipped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_was_saved_is_found(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_the_one_of_the_largest_step(tmp_path: Path) -> None:
-    """Also where the number has outgrown its six digits."""
+    """Also if the step has more than six digits."""
     saved(tmp_path, 999_999, 1_000_000)
     assert checkpoint.find(tmp_path)[0] == tmp_path / "step-1000000"
 
@@ -73,7 +73,7 @@ def edit_state(folder: Path) -> None:
 
 
 def seal_nonsense(folder: Path) -> None:
-    """A manifest in order, over a state that is none."""
+    """Write a valid manifest over an invalid state."""
     (folder / "state.json").write_text("[]")
     (folder / "manifest.json").write_text('{"format": 1, "files": {}}')
 
@@ -96,7 +96,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_one_is_named_and_passed_over(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_skipped(kind: str, tmp_path: Path) -> None:
     saved(tmp_path, 2, 4)
     damage, reason = DAMAGE[kind]
     damage(tmp_path / "step-000004")
@@ -110,7 +110,7 @@ def test_a_damaged_one_is_named_and_passed_over(kind: str, tmp_path: Path) -> No
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_change_to_any_file_goes_unnoticed(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Bytes overwritten, cut off or added, anywhere."""
+    """Overwrite, remove or insert bytes anywhere."""
     root = saved(tmp_path_factory.mktemp("checkpoints"), 2)
     folder = root / "step-000002"
     file = data.draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.name != "manifest.json")))
@@ -133,8 +133,10 @@ def test_no_change_to_any_file_goes_unnoticed(data: st.DataObject, tmp_path_fact
         max_leaves=8,
     )
 )
-def test_any_manifest_is_judged(manifest: object, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Hostile ones too: never a traceback."""
+def test_any_manifest_is_accepted_or_refused_in_one_line(
+    manifest: object, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A hostile manifest never causes a traceback."""
     folder = saved(tmp_path_factory.mktemp("checkpoints"), 2) / "step-000002"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     problem = checkpoint.check(folder)
@@ -154,8 +156,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [2, 6, 8]
 
 
-def test_damaged_ones_ahead_do_not_count(tmp_path: Path) -> None:
-    """A run that went back behind step 8 keeps what it has, whatever lies ahead."""
+def test_damaged_checkpoints_of_later_steps_do_not_count(tmp_path: Path) -> None:
+    """A run that went back to step 4 keeps that checkpoint, although a damaged one of step 8 exists."""
     saved(tmp_path, 2, 4, 8)
     truncate(tmp_path / "step-000008")
     checkpoint.prune(tmp_path, 4, 1, best=None)
@@ -164,7 +166,7 @@ def test_damaged_ones_ahead_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_its_best(model: Path, tmp_path: Path) -> None:
-    """Of five checkpoints the last, and that of the highest reward."""
+    """Of five checkpoints it keeps the last, and the one with the highest reward."""
     changes = {"checkpoint__every": 1, "checkpoint__keep": 1, "checkpoint__keep_best": "reward_mean"}
     train(make_recipe(model, run__steps=5, **changes), tmp_path)
     rewards = [json.loads(line)["reward_mean"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -189,7 +191,7 @@ def test_a_failed_save_leaves_the_one_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
 def test_every_backend_reports_a_full_disk(backend: str, model: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: the libraries have errors of their own for it."""
+    """A limit on the size of files simulates a full disk, because each library raises its own error."""
     import resource
 
     made = registry.create(registry.resolve(backend), BackendSettings.of(str(model)))
@@ -205,8 +207,8 @@ def test_every_backend_reports_a_full_disk(backend: str, model: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_is_overwritten_was_damaged(model: Path, tmp_path: Path) -> None:
-    """The whole story: the newest is damaged, the run goes back to the one before and comes past it again."""
+def test_a_damaged_checkpoint_is_overwritten_on_the_way_back(model: Path, tmp_path: Path) -> None:
+    """The newest checkpoint is damaged: the run resumes from the one before and saves that step again."""
     recipe = make_recipe(model, run__steps=4)
     train(recipe, tmp_path / "straight")
     train(recipe, tmp_path / "damaged")
@@ -240,7 +242,7 @@ def test_the_state_of_another_model_is_refused(model: Path, tmp_path: Path) -> N
 
 
 def test_saving_is_quick(tmp_path: Path) -> None:
-    """Of a model of a hundred thousand parameters: the best of five under 100 ms, on a disk that others use."""
+    """Saving a hundred thousand parameters takes less than 100 ms; the best of five, as others use the disk too."""
     root = tmp_path / "checkpoints"
     from delta_cli.assets.random_model import write_qwen3
 

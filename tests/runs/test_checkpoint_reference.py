@@ -1,4 +1,4 @@
-"""Which step of a run is evaluated or exported, and that no evaluation overwrites another."""
+"""Which step of a run is evaluated or exported; no evaluation overwrites another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 5 steps with a checkpoint after each, the best by accuracy among them."""
+    """A run of 5 steps with a checkpoint after each, which also remembers the best by accuracy."""
     root = tmp_path_factory.mktemp("reference")
     model = write_model(root / "base")
     changes = {"checkpoint__every": 1, "checkpoint__keep": 9, "checkpoint__keep_best": "accuracy"}
@@ -32,17 +32,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def best_step(run: Path) -> int:
-    """The first with the best, of the metrics as they were written; never the last here, where no answer is right."""
+    """The first step with the best recorded accuracy; not the last here, because no answer is right."""
     rewards = [json.loads(line)["accuracy"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     return int(np.argmax(rewards)) + 1
 
 
-def test_the_exported_model_is_measured_where_it_holds_the_step(run: Path) -> None:
+def test_the_exported_model_is_used_if_it_holds_the_step(run: Path) -> None:
     for which in (None, "last", str(STEPS)):
         reference = find_checkpoint(str(run), which)
         assert (reference.step, reference.checkpoint, reference.weights) == (STEPS, None, str(run / "model"))
@@ -57,15 +57,15 @@ def test_best_is_the_step_with_the_best_metric(run: Path) -> None:
     assert checkpoint.read_state(run / "checkpoints" / f"step-{STEPS:06d}").best_step == best
 
 
-def test_a_newer_checkpoint_than_the_model_is_what_last_means(run: Path) -> None:
-    """As after a resume with more steps that was stopped: the model is that of step 5 still."""
+def test_last_means_a_checkpoint_newer_than_the_model(run: Path) -> None:
+    """After a resume with more steps was stopped, the exported model is still that of step 5."""
     (run / "model" / "delta.json").write_text('{"format": 1, "step": 3}')
     reference = find_checkpoint(str(run))
     assert (reference.step, reference.checkpoint) == (STEPS, run / "checkpoints" / f"step-{STEPS:06d}")
     assert find_checkpoint(str(run), "3").checkpoint is None
 
 
-def test_a_model_that_does_not_know_its_step_gives_way_to_a_checkpoint(run: Path) -> None:
+def test_a_checkpoint_is_preferred_to_a_model_of_unknown_step(run: Path) -> None:
     (run / "model" / "delta.json").unlink()
     assert find_checkpoint(str(run)).checkpoint == run / "checkpoints" / f"step-{STEPS:06d}"
     shutil.rmtree(run / "checkpoints")
@@ -73,7 +73,7 @@ def test_a_model_that_does_not_know_its_step_gives_way_to_a_checkpoint(run: Path
     assert (reference.step, reference.weights) == (None, str(run / "model"))
 
 
-def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -> None:
+def test_damaged_checkpoints_are_reported_and_never_chosen(run: Path) -> None:
     shutil.rmtree(run / "model")
     newest = run / "checkpoints" / f"step-{STEPS:06d}"
     (newest / "state.safetensors").write_bytes(b"")
@@ -88,7 +88,7 @@ def test_damaged_checkpoints_are_passed_over_aloud_and_never_chosen(run: Path) -
     ("which", "part"),
     [("7", r"not there \(there are checkpoints of steps 1, 2, 3, 4, 5\)"), ("newest", "choose best, last or")],
 )
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(run: Path, which: str, part: str) -> None:
+def test_a_missing_step_is_refused_and_the_existing_ones_are_listed(run: Path, which: str, part: str) -> None:
     with pytest.raises(UserError, match=part) as error:
         find_checkpoint(str(run), which)
     assert "\n" not in str(error.value)
@@ -148,15 +148,15 @@ def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(run: Pa
         "held_out-step2": second,
         f"held_out-step{STEPS}-2": seeded,
     }
-    assert evaluate("--seed", "7") == seeded  # once more finds its folder
+    assert evaluate("--seed", "7") == seeded  # the same command finds its folder
     assert len(list(folder.iterdir())) == 4
     refused = delta("eval", run, "--backend", "fake", "--quiet", "--out", folder / "held_out-step2")
     assert refused.code == 2
     assert "holds the evaluation of something else" in refused.err
 
 
-def test_the_checkpoint_is_what_answers(run: Path) -> None:
-    """Responses of an early step are longer than those of the last: the task rewards short ones."""
+def test_the_checkpoint_draws_the_responses(run: Path) -> None:
+    """Its responses are longer than those of the last step, because the task rewards short ones."""
     for step in (1, STEPS):
         options = ["--checkpoint", str(step), "--samples", "8", "--backend", "fake", "--quiet"]
         assert delta("eval", run, *options).code == 0

@@ -1,4 +1,4 @@
-"""What a run says is saved is on disk: whatever is renamed into place was synced before, whole."""
+"""What a run reports as saved is on disk: files are synced before they are renamed into place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Identity = tuple[int, int]  # device and inode: a file keeps them when it is ren
 
 @dataclass
 class Disk:
-    """Every sync and rename, as it happens."""
+    """Records every sync and every rename."""
 
-    synced: dict[Identity, int] = field(default_factory=dict)  # and how large a file was when it was synced
-    torn: list[str] = field(default_factory=list)  # renamed into place before it was synced as it is
+    synced: dict[Identity, int] = field(default_factory=dict)  # with its size when it was synced
+    torn: list[str] = field(default_factory=list)  # renamed into place without a sync of its last state
     placed: list[Path] = field(default_factory=list)
-    unsynced: set[Path] = field(default_factory=set)  # folders whose new entry is not on disk yet
+    unsynced: set[Path] = field(default_factory=set)  # folders with a new entry that is not on disk yet
 
     def is_synced(self, path: Path) -> bool:
         facts = path.stat()
@@ -33,7 +33,7 @@ class Disk:
 
     def place(self, source: Path, target: Path) -> None:
         """Called before the rename."""
-        if target.name.startswith("."):  # on its way out
+        if target.name.startswith("."):  # about to be deleted
             return
         self.placed.append(target)
         inside = [source, *source.rglob("*")] if source.is_dir() else [source]
@@ -44,7 +44,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """The disk as the process uses it."""
+    """Records the syncs and renames of this process."""
     seen, fsync, rename, replace = Disk(), os.fsync, os.rename, os.replace
 
     def note_sync(descriptor: int) -> None:
@@ -67,7 +67,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("backend", ["fake", "cpu"])
-def test_what_a_run_puts_into_place_is_whole_on_disk(backend: str, model: Path, tmp_path: Path, disk: Disk) -> None:
+def test_files_are_synced_before_they_are_renamed_into_place(
+    backend: str, model: Path, tmp_path: Path, disk: Disk
+) -> None:
     if backend == "cpu":
         pytest.importorskip("torch", reason="the backend is torch")
     recipe = make_recipe(model, run__steps=2, rollout__max_tokens=8, checkpoint__every=1)
@@ -82,7 +84,7 @@ def test_what_a_run_puts_into_place_is_whole_on_disk(backend: str, model: Path, 
     assert disk.unsynced == set(), "the folder of a checkpoint is synced once more when the checkpoint has its name"
 
 
-def test_the_lines_of_a_step_are_on_disk_before_its_checkpoint_says_so(
+def test_the_records_of_a_step_are_on_disk_before_its_checkpoint(
     model: Path, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking: list[str] = []
@@ -103,7 +105,7 @@ def test_the_lines_of_a_step_are_on_disk_before_its_checkpoint_says_so(
     assert lacking == []
 
 
-def test_responses_of_an_evaluation_are_on_disk_when_they_are_kept(tmp_path: Path, disk: Disk) -> None:
+def test_added_responses_of_an_evaluation_are_on_disk(tmp_path: Path, disk: Disk) -> None:
     file = tmp_path / "responses" / "suite.jsonl"
     answer = SampledResponse(problem="a", sample=0, tokens=1, truncated=False, answer="4", correct=True, text="4")
     ResponseFile(file).add([Problem("a", "2+2", "4")], [[answer]])

@@ -1,4 +1,4 @@
-"""The wheel that would be published: built from what is in the repository, and run where nothing else of it is."""
+"""The wheel that would be published, built from this repository and run without the rest of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEEDED = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built without a network, by the setuptools that is here, from a copy without what a build leaves behind."""
+    """The wheel, built offline by the installed setuptools from a clean copy."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
@@ -56,7 +56,7 @@ def test_the_wheel_holds_what_the_package_reads_and_nothing_else(wheel: Path) ->
         for file in (ROOT / package).rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
-    assert committed <= set(names)  # no data file was forgotten
+    assert committed <= set(names)  # no data file is missing
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"delta_cli", "backends"}
 
 
