@@ -44,7 +44,7 @@ from backends.mlx.rollout import MlxRollout
 from backends.mlx.shared_prompts import call_trunk, can_share_prompts
 from backends.settings import BackendSettings
 
-MicroBatch = PaddedBatch | SharedPromptBatch
+MlxMicroBatch = PaddedBatch | SharedPromptBatch
 HeadChunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
 
 WORTH_SHARING = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
@@ -255,10 +255,10 @@ class MlxEngine(LocalEngine):
         mx.clear_cache()
         self.limits.restore()
 
-    def _micro_batches(self, sequences: Sequences) -> Iterator[MicroBatch]:
+    def _micro_batches(self, sequences: Sequences) -> Iterator[MlxMicroBatch]:
         """Prompts once for all their responses where that is fewer tokens, padding included, than each with its own."""
-        apart: list[MicroBatch] = list(micro_batches(sequences, self.recovery.tokens))
-        together: list[MicroBatch] = (
+        apart: list[MlxMicroBatch] = list(micro_batches(sequences, self.recovery.tokens))
+        together: list[MlxMicroBatch] = (
             list(shared_batches(sequences, self.recovery.tokens)) if self.shares_prompts else apart
         )
         fewer = sum(batch.tokens for batch in together) < WORTH_SHARING * sum(batch.tokens for batch in apart)
@@ -272,7 +272,7 @@ class MlxEngine(LocalEngine):
         mx.eval(self.model.parameters())
         adapters.renew(self.policy)
 
-    def _call(self, batch: MicroBatch) -> list[mx.array]:
+    def _call(self, batch: MlxMicroBatch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""
         self.policy.check_length(batch.longest)
         if isinstance(batch, SharedPromptBatch):
@@ -281,7 +281,7 @@ class MlxEngine(LocalEngine):
             self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, padded_width(batch.longest) - batch.longest)))))
         ]
 
-    def _places(self, batch: MicroBatch, calls: list[mx.array]) -> mx.array:
+    def _places(self, batch: MlxMicroBatch, calls: list[mx.array]) -> mx.array:
         """Which positions of those calls, one after another, predict the response tokens, [n]."""
         if isinstance(batch, PaddedBatch):
             row, column = np.nonzero(batch.predicts)
@@ -295,15 +295,15 @@ class MlxEngine(LocalEngine):
         wider = calls[-1].shape[1] if len(calls) > 1 else responses
         return mx.array(np.where(inside, before, begin + after // responses * wider + after % responses))
 
-    def _hidden(self, batch: MicroBatch) -> mx.array:
+    def _hidden(self, batch: MlxMicroBatch) -> mx.array:
         """Hidden states of the positions that predict a response token, float32 [n, H]."""
         return self._chosen(batch, self._call(batch))
 
-    def _chosen(self, batch: MicroBatch, calls: list[mx.array]) -> mx.array:
+    def _chosen(self, batch: MlxMicroBatch, calls: list[mx.array]) -> mx.array:
         flat = mx.concatenate([hidden.reshape(-1, hidden.shape[-1]) for hidden in calls])
         return flat[self._places(batch, calls)].astype(mx.float32)
 
-    def _backward(self, batch: MicroBatch, objective: Objective, temperature: float) -> float:
+    def _backward(self, batch: MlxMicroBatch, objective: Objective, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
 
         MLX differentiates the trunk alone, from what the head pulls back to its hidden states. The head, which needs
@@ -343,7 +343,7 @@ class MlxEngine(LocalEngine):
         return float(loss)
 
     def _gradient_by_layer(
-        self, batch: MicroBatch, at_head: Callable[[mx.array], mx.array]
+        self, batch: MlxMicroBatch, at_head: Callable[[mx.array], mx.array]
     ) -> Iterator[Mapping[str, mx.array]]:
         """The trunk's gradient, a layer at a time."""
         layerwise = LayerwiseGradient(self.model, self.policy.text.layers)
@@ -360,7 +360,7 @@ class MlxEngine(LocalEngine):
         yield from layerwise.backward(run, calls, shaped)
 
     def _gradient_traced(
-        self, batch: MicroBatch, at_head: Callable[[mx.array], mx.array]
+        self, batch: MlxMicroBatch, at_head: Callable[[mx.array], mx.array]
     ) -> Iterator[Mapping[str, mx.array]]:
         """The trunk's gradient in one trace."""
         layers = self.policy.text.layers if self.settings.model.gradient_checkpointing else []

@@ -26,7 +26,7 @@ from backends.settings import Sharding
 from backends.torch.collective import TorchCollective
 from backends.torch.model import TorchPolicy
 
-MicroBatch = TypeVar("MicroBatch")
+AnyBatch = TypeVar("AnyBatch")
 
 SPLIT_ABOVE = 2 * 10**9  # trained weights, of 16 bytes each with gradient and moments: what "auto" goes by
 
@@ -98,7 +98,7 @@ class DataParallel:
         for module in _split_modules(policy):
             module.reshard()
 
-    def rounds(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch | None]:
+    def rounds(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch | None]:
         """The micro-batches of this rank; None while other ranks still have some, and all must keep step."""
         if not self.sharded:
             yield from batches

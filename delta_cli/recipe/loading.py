@@ -23,9 +23,7 @@ from delta_cli.recipe.messages import (
     shown,
 )
 from delta_cli.recipe.models import Recipe
-from delta_cli.recipe.renamed import with_new_keys
-
-Table = dict[str, Any]
+from delta_cli.recipe.renamed import Table, with_new_keys
 
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | None = None) -> Recipe:
