@@ -150,10 +150,13 @@ assert dict(enumerate(f([3, 4]))) == {{0: S, 1: S + 1}}
 assert f([3, 4]).index(S) == 0 and f([3, 4]) == [S, S + 1]
 """
 ALL = f"""
-import numpy as np
 S = {SECRET}
 assert all(a == b for a, b in zip(f([3, 4]), [S, S + 1]))
 assert all(x in (S, S + 1) for x in f([3, 4]))
+"""
+ARRAY = f"""
+import numpy as np
+S = {SECRET}
 assert (np.array([f(3)]) == np.array([S])).all()
 assert np.all(np.array(f([3, 4])) == np.array([S, S + 1]))
 """
@@ -187,8 +190,8 @@ apply(seen.append, {SECRET})
 assert seen == [{SECRET} * 7]
 assert apply(lambda v: v * {SECRET}, 3) == {SECRET} * 21
 """
-BATTERIES = {"number": NUMBER, "unittest": UNITTEST, "list": LIST, "all": ALL, "record": RECORD, "star": STAR}
-BATTERIES |= {"free": FREE, "callback": CALLBACK, "builtin": "assert sorted([3, 1, 2]) == [1, 2, 3]"}
+BATTERIES = {"number": NUMBER, "unittest": UNITTEST, "list": LIST, "all": ALL, "array": ARRAY, "record": RECORD}
+BATTERIES |= {"star": STAR, "free": FREE, "callback": CALLBACK, "builtin": "assert sorted([3, 1, 2]) == [1, 2, 3]"}
 # A program that passes all of them.
 RIGHT = f"""
 import math
