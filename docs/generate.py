@@ -187,7 +187,8 @@ def memory() -> str:
         "What a run needs on CUDA, as `delta doctor RECIPE` and `delta train RECIPE --dry-run` work it out for any\n"
         "recipe on any machine. A gigabyte here is 10⁹ bytes. Phases do not overlap: the most that is needed at a\n"
         "time is what stays, and the largest of rollout, scoring and update. CUDA's own context and the gaps between\n"
-        "allocations come on top, for which the recipes leave a tenth. This is arithmetic; no GPU was measured.\n",
+        "allocations come on top, for which the recipes leave a tenth. This is arithmetic. No model of this size\n"
+        "has run here yet; [torch.md](torch.md#on-a-gpu) says what has.\n",
     ]
     for name, gpu in (("qwen3_8b.toml", "141 GB"), ("qwen3_8b_lora.toml", "24 GB")):
         items, header = _items(name), ("phase", "what", "GB", "arithmetic", "made smaller by")
@@ -277,9 +278,10 @@ SCALE_GPUS = ("h100", "h200", "b200")
 SCALE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SCALE = """# Before renting GPUs
 
-Every figure on this page is arithmetic: from the models' shapes, the lengths in the recipe, the GPUs' data sheets and
-the assumptions below. **Nothing was run on a GPU.** It says what cannot fit, what a step is bound by, and when more
-GPUs stop helping; take its seconds for an order of magnitude.
+Every number on this page is arithmetic, from the models' shapes, the lengths in the recipe, the GPUs' data sheets
+and the assumptions below. **No model on this page has run here.** Only SmolLM2-135M and a model of 0.4 billion
+parameters have run on a GPU, one H100, for half an hour each ([torch.md](torch.md#on-a-gpu)). The page shows what
+cannot fit, what limits a step, and when more GPUs stop helping; its seconds are rough estimates.
 
 The recipe is `recipes/qwen3_8b.toml`, the paper's: 128 prompts × 16 responses of up to 20,480 tokens, the whole model
 trained, with another model in its place for the other sizes. The keys that change no result (`rollout.batch`,
@@ -299,10 +301,10 @@ and moments are sharded (FSDP2). Fewest GPUs that fit, and hours of the recipe's
 
 PAPER_HOURS = """# How long the paper's tables take
 
-Hours on one machine of 8 GPUs, by the arithmetic of [scale.md](scale.md) and its assumptions: **nothing was run on
-a GPU**. A run has 220 steps. Its evaluations are AIME25 avg@8 every 4 steps and the measurement of the chosen
-checkpoint, with responses as long as in training: a quarter of their limit on average. Runs that two studies share
-(`dapo` and `delta` at 8B) are counted in both.
+Hours on one machine with 8 GPUs, by the arithmetic of [scale.md](scale.md) and its assumptions: **none of these
+studies has been run on a GPU**. A run has 220 steps. Its evaluations are AIME25 avg@8 every 4 steps and the
+measurement of the chosen checkpoint, with responses as long as in training, which is a quarter of their limit on
+average. Runs that two studies share (`dapo` and `delta` at 8B) are counted in both.
 """
 PAPER_GPUS = ("h200", "b200")
 PAPER_PROBLEMS = {"math7": 6 * 30 + 33, "math4": 3 * 30 + 33, "ood2": 198 + 600}  # code3's window has no fixed count
