@@ -123,15 +123,18 @@ def compare(
         Path | None,
         typer.Argument(
             metavar="AFTER",
-            help="What should be better; without it, BEFORE's evaluations are listed.",
+            help="What should be better; without it, the run BEFORE is compared with the model it started from.",
             show_default=False,
         ),
     ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List BEFORE's evaluations; compare nothing.")] = False,
+    backend: BackendOption = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Is AFTER better than BEFORE? The gain with its interval, and a one-sided rank test.
 
-    Of a run that was evaluated at several steps the newest is taken that was evaluated as the other was.
+    If a run was evaluated at several steps, its newest evaluation is taken that was made like the other one. A run
+    alone is compared with the model it started from, on the problems it held out; both are evaluated if need be.
     """
     from json import dumps
 
@@ -142,21 +145,37 @@ def compare(
     from delta_cli.evaluation.tables import render_comparison, render_evaluations
 
     console = Console()
-    if after is None:
+    if listed or (after is None and not (before / "recipe.toml").is_file()):
         found = evaluations_of(before)
         if json:
             typer.echo(dumps([{"path": str(each.path)} | each.as_json() for each in found], ensure_ascii=False))
         else:
             console.print(render_evaluations(found))
         return
-    first, second = comparable(before, after)
-    result = comparison.compare(first.evaluation, second.evaluation)
+    if after is None:
+        made = [_evaluate_held_out(before, which, backend, json) for which in ("base", "last")]
+        first, second = ((evaluation, folder) for evaluation, folder in made)
+    else:
+        first, second = ((each.evaluation, each.path) for each in comparable(before, after))
+    result = comparison.compare(first[0], second[0])
     if json:
         typer.echo(result.model_dump_json(indent=2))
         return
     console.print(render_comparison(result))
-    if (first.path, second.path) != (before, after):
-        console.print(f"compared: {first.path} and {second.path}", highlight=False, markup=False)
+    if (first[1], second[1]) != (before, after):
+        console.print(f"compared: {first[1]} and {second[1]}", highlight=False, markup=False)
+
+
+def _evaluate_held_out(run: Path, checkpoint: str, backend: str, quiet: bool) -> tuple[EvaluationResult, Path]:
+    """Evaluate a run's checkpoint on the problems it held out; responses that are on disk are not drawn again."""
+    from delta_cli.runs.checkpoint_reference import find_checkpoint
+
+    reference = find_checkpoint(str(run), checkpoint, lambda line: typer.echo(line, err=True))
+    name, settings, benchmarks = _benchmarks(reference, None, None, None, {})
+    grader = _grader(reference, None, settings, False)
+    place = run / "evaluations" / _title(name, reference, None)
+    drawing = engine_of(reference, None, None)
+    return _run(reference, backend, drawing, name, settings, benchmarks, None, grader, place, True, quiet)
 
 
 def _benchmarks(

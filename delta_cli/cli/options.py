@@ -23,7 +23,7 @@ SetOption = Annotated[
 # How responses are drawn: what an evaluation and a conversation have in common. None: as usual there.
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(metavar="STEP", help="Of a run: best, last or a step; without it, last.", show_default=False),
+    typer.Option(metavar="STEP", help="Of a run: best, last, base or a step; without it, last.", show_default=False),
 ]
 TemplateOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt template.", show_default=False)]
 TemperatureOption = Annotated[

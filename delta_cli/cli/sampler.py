@@ -63,7 +63,7 @@ def open_engine(
         stack.callback(learner.close)
         reference.load_into(learner)
         return learner, learner.name
-    if reference.checkpoint is not None:
+    if not reference.settings.frozen:
         raise UserError(f"{reference.name}: vLLM reads finished models, not checkpoints; add --engine local, or wait")
     prompt = 2048 if reference.recipe is None else reference.recipe.rollout.max_prompt_tokens
 

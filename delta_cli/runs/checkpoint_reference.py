@@ -18,7 +18,8 @@ from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.folder import BACKEND_WRITES, RunFolder
 
-CHOICES = "best, last or the number of a step"
+BASE = ("base", "0")  # the model that the run started from
+CHOICES = "best, last, base or the number of a step"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class CheckpointReference:
 def find_checkpoint(
     name: str, which: str | None = None, say: Callable[[str], None] = lambda line: None
 ) -> CheckpointReference:
-    """Find the model or run ``name``; for a run the step ``which``: "best", "last" (also None) or a number.
+    """Find the model or run ``name``; for a run the step ``which``: "best", "last" (also None), a number, or "base"
+    (also "0") for the model that the run started from.
 
     Prefers the exported model if it holds that step, otherwise the checkpoint. Calls ``say`` with a line for each
     damaged checkpoint it skips. Raises UserError if there is no such step.
@@ -57,6 +59,8 @@ def find_checkpoint(
         settings = BackendSettings.of(model_path(name), frozen=True)
         return CheckpointReference(name, settings, step=export_stamp.step_of(Path(name)))
     recipe = load_recipe(run.recipe)
+    if which in BASE:
+        return CheckpointReference(name, _base_settings(recipe), recipe, step=0)
     step = _step(run, which or "last", say)
     if (run.model / "config.json").is_file() and step == export_stamp.step_of(run.model):
         return CheckpointReference(name, BackendSettings.of(str(run.model), frozen=True), recipe, step=step)
@@ -66,6 +70,13 @@ def find_checkpoint(
     if problem is not None:
         raise UserError(f"{folder}: {problem}; choose another --checkpoint: {CHOICES}")
     return CheckpointReference(name, backend_settings(recipe), recipe, folder, step)
+
+
+def _base_settings(recipe: Recipe) -> BackendSettings:
+    """The model before the first update: the recipe's, with the adapter and the quantisation that it sets."""
+    if recipe.model.adapter or recipe.model.load_in_4bit:
+        return backend_settings(recipe)
+    return BackendSettings.of(model_path(recipe.model.path), frozen=True)
 
 
 def _step(run: RunFolder, which: str, say: Callable[[str], None]) -> int | None:
@@ -109,6 +120,9 @@ def export_model(
     ``finish`` receives the folder under its temporary name, may add files or convert it into another folder, and
     returns the folder that becomes ``out``. Raises UserError if the disk refuses a write.
     """
+    if reference.step == 0 and reference.recipe is not None:
+        path = reference.settings.model.path
+        raise UserError(f"--checkpoint base is {path} itself; choose another one to export")
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 
 from delta_cli.errors import UserError
 from delta_cli.evaluation.results import EvaluationResult
+from delta_cli.recipe import load_recipe
 from delta_cli.runs import checkpoint
-from delta_cli.runs.checkpoint_reference import find_checkpoint
+from delta_cli.runs.checkpoint_reference import export_model, find_checkpoint
 from tests.command import delta
 from tests.harness import make_recipe, train, write_model
 
@@ -57,6 +58,31 @@ def test_best_is_the_step_with_the_best_metric(run: Path) -> None:
     assert checkpoint.read_state(run / "checkpoints" / f"step-{STEPS:06d}").best_step == best
 
 
+@pytest.mark.parametrize("which", ["base", "0"])
+def test_base_is_the_model_that_the_run_started_from(run: Path, which: str, tmp_path: Path) -> None:
+    reference = find_checkpoint(str(run), which)
+    base = load_recipe(run / "recipe.toml").model.path
+    assert (reference.step, reference.checkpoint, reference.weights) == (0, None, base)
+    with pytest.raises(UserError, match="choose another one to export"):
+        export_model(reference, "fake", tmp_path / "out")
+
+
+def test_a_run_alone_is_compared_with_its_base(run: Path) -> None:
+    """Both are evaluated on the held-out problems; a second call draws nothing again."""
+    said = delta("compare", run, "--backend", "fake")
+    assert said.code == 0, said.err
+    assert f"{run} after step {STEPS} against {run} after step 0, on held_out" in " ".join(said.out.split())
+    files = sorted((run / "evaluations").glob("*/responses/*/*.jsonl"))
+    assert len(files) == 2
+    before = [file.read_bytes() for file in files]
+    again = delta("compare", run, "--backend", "fake", "--json")
+    table = json.loads(again.out)
+    assert (table["before"], table["after"]) == (f"{run} after step 0", f"{run} after step {STEPS}")
+    assert [file.read_bytes() for file in files] == before
+    listed = delta("compare", run, "--list")
+    assert all(f"held_out-step{step}" in "".join(listed.out.split()) for step in (0, STEPS))
+
+
 def test_last_means_a_checkpoint_newer_than_the_model(run: Path) -> None:
     """After a resume with more steps was stopped, the exported model is still that of step 5."""
     (run / "model" / "delta.json").write_text('{"format": 1, "step": 3}')
@@ -86,7 +112,7 @@ def test_damaged_checkpoints_are_reported_and_never_chosen(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("which", "part"),
-    [("7", r"not there \(there are checkpoints of steps 1, 2, 3, 4, 5\)"), ("newest", "choose best, last or")],
+    [("7", r"not there \(there are checkpoints of steps 1, 2, 3, 4, 5\)"), ("newest", "choose best, last, base or")],
 )
 def test_a_missing_step_is_refused_and_the_existing_ones_are_listed(run: Path, which: str, part: str) -> None:
     with pytest.raises(UserError, match=part) as error:
@@ -99,7 +125,7 @@ def test_without_keep_best_there_is_no_best(run: Path) -> None:
         table = json.loads(state.read_text()) | {"best": None, "best_step": None}
         state.write_text(json.dumps(table))
         (state.parent / "manifest.json").unlink()
-        checkpoint._seal(state.parent)
+        checkpoint._seal(state.parent, {})
     with pytest.raises(UserError, match=r"checkpoint\.keep_best"):
         find_checkpoint(str(run), "best")
 

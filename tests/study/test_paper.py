@@ -107,7 +107,7 @@ def write_measured(folder: Path, best: int, steps: dict[int, float], settings: E
     folder.mkdir(parents=True)
     run.begin("")
     state = State(step=9, draws=9, best=0.5, best_step=best)
-    checkpoint.save(run.checkpoints, state, "", lambda partial: None)
+    checkpoint.save(run.checkpoints, state, "", lambda partial: {})
     for step, accuracy in steps.items():
         write_evaluation(folder / "evaluations" / f"{suite}-step{step}", step, accuracy, settings, suite)
 
