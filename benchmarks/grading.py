@@ -1,10 +1,10 @@
-"""How fast grading is, and what hostile answers and programs do to it.
+"""How fast grading is, also of hostile answers and of programs.
 
     python benchmarks/grading.py --gsm8k gsm8k_test.jsonl --humaneval HumanEval.jsonl.gz --out grading.json
 
-Verdicts go through the grader as in training: plain numbers in this process, the rest in workers.
-The hostile answers are generated, graded ``--workers`` at a time so that each one's own time is
-seen; theirs includes the start of a fresh worker after a killed one.
+Responses go through the grader as in training: plain numbers are graded in this process, the rest in
+workers. The hostile answers are generated and graded ``--workers`` at a time, so that each one's own
+time is measured. It includes the start of a new worker after one was killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from delta_cli.rewards.grader import Grader, Verdict
 Row = dict[str, Any]
 Item = tuple[str, Any]  # a response and its gold answer
 
-LATEX = [  # gold and an answer, half of them right, with a number to make each one new
+LATEX = [  # gold and answer, half of them right, with a number that makes each one new
     (r"\frac{{{i}}}{{7}}", r"\dfrac{{{i}}}{{7}}"),
     (r"x^2+{i}x", r"x(x+{i})"),
     (r"\sqrt{{{i}}}+1", r"1+\sqrt{{{i}}}"),
@@ -99,7 +99,7 @@ TOKENS = [
 
 
 def main() -> None:
-    """Measure what was asked for, print the table, write the JSON."""
+    """Run the measurements that were asked for, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--count", type=int, default=20_000, help="integer answers; a tenth of it in LaTeX")
@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
 
 
 def grade(grader: Grader, items: Iterable[Item]) -> list[Verdict]:
-    """All verdicts, everything submitted at once."""
+    """All verdicts, after everything was submitted at once."""
     futures = [grader.submit(answer, Problem("p", "q", gold), 100, truncated=False) for answer, gold in items]
     return [future.result() for future in futures]
 
@@ -149,7 +149,7 @@ def gsm8k(path: Path) -> list[Item]:
 
 
 def throughput(name: str, items: list[Item], args: argparse.Namespace) -> Row:
-    """Verdicts a second once the workers run."""
+    """Verdicts a second, once the workers are running."""
     with Grader(Reward(workers=args.workers, timeout=args.limit)) as grader:
         grade(grader, [(rf"\boxed{{x+{i}}}", f"{i}+x") for i in range(8 * args.workers)])
         started = time.perf_counter()
@@ -190,7 +190,7 @@ def hostile_answers(count: int, seed: int = 0) -> list[str]:
 
 
 def hostile(args: argparse.Namespace) -> Row:
-    """Each hostile answer's own time, what became of it, and the memory of this process and the workers."""
+    """The time of each hostile answer, the failures, and the memory of this process and the workers."""
     golds = ["41", r"\frac{41}{3}", "x^2+41", r"\{41, 42\}", "y = 41x", r"41\sqrt{2}"]
     slots, times, verdicts = threading.Semaphore(args.workers), [], []
     with Grader(Reward(workers=args.workers, timeout=args.limit)) as grader:
@@ -221,7 +221,7 @@ def hostile(args: argparse.Namespace) -> Row:
 
 
 def resident() -> int:
-    """Bytes this process holds in memory; its peak where the system tells no more."""
+    """Resident bytes of this process; its peak if the system reports nothing else."""
     status = Path("/proc/self/status")
     if not status.exists():
         return common.peak_memory()
@@ -229,7 +229,7 @@ def resident() -> int:
 
 
 def overhead(rounds: int = 30) -> Row:
-    """One sandboxed run of a program that prints, against Python starting and doing the same."""
+    """One sandboxed run of a program that prints, next to plain Python doing the same."""
     sandbox = find_sandbox()
 
     def confined() -> None:

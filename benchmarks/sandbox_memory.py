@@ -1,9 +1,10 @@
-"""What eight hostile programs at once take of the machine's memory, each with a limit of 1 GiB.
+"""How much of the machine's memory eight hostile programs take at once, each with a limit of 1 GiB.
 
     python benchmarks/sandbox_memory.py --out results/sandbox_memory.json
 
-Each attack runs in ``--programs`` sandboxes at a time. Measured: the memory that the machine has less of while they
-run, everything included (shared memory, files in memory, page tables), and the resident memory of their processes.
+Each attack runs in ``--programs`` sandboxes at a time. Two figures are measured: by how much the machine's available
+memory falls while they run (with shared memory, files in memory and page tables), and the resident memory of their
+processes.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ ATTACKS = {
 
 
 def available() -> int:
-    """Bytes the machine could still give out."""
+    """Bytes of memory that are still available."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def resident() -> int:
-    """Bytes that processes in sandboxes hold."""
+    """Resident bytes of the processes in sandboxes."""
     total = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

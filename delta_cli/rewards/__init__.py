@@ -1,4 +1,4 @@
-"""Rewards that can be verified: mathematics, code, format, length, and the user's own."""
+"""Verifiable rewards: mathematics, code, format, length, and custom functions."""
 
 from delta_cli.rewards.code.verdict import code_reward
 from delta_cli.rewards.math.verdict import math_reward

@@ -1,4 +1,4 @@
-"""Several rewards as one: each graded on its own, and added up by weight."""
+"""Several rewards as one: each is graded on its own, and they are added up by weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RewardTerm:
     """One of the rewards, with workers and a time limit of its own."""
 
     grader: Grader
-    name: str = ""  # different from the others'
+    name: str = ""  # unique among the terms
     weight: float = 1.0
     verifies: bool = True  # whether it says what is right
 
@@ -26,8 +26,8 @@ class RewardTerm:
 class WeightedReward:
     """What a response is worth: the weighted sum of one reward or several.
 
-    A response is right where all rewards that verify say so. One whose grading fails adds nothing, a
-    verifying one makes the response wrong, and the others count as ever.
+    A response is right if all rewards that verify say so. A reward whose grading fails adds nothing,
+    and makes the response wrong if it verifies; the others count as usual.
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
@@ -43,11 +43,11 @@ class WeightedReward:
 
     @property
     def verifying(self) -> WeightedReward:
-        """Those alone that say what is right, for evaluations. Their workers are the same ones."""
+        """Only the rewards that say what is right, for evaluations, with the same workers."""
         return WeightedReward([term for term in self.terms if term.verifies])
 
     def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[Verdict]:
-        """Grade a response of ``length`` tokens; ``truncated`` when it ran into the limit."""
+        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit."""
         result: Future[Verdict] = Future()
         left, lock = len(self.terms), threading.Lock()
         futures = [term.grader.submit(response, problem, length, truncated) for term in self.terms]

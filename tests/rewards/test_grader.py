@@ -89,7 +89,7 @@ def test_a_closed_grader_gives_verdicts() -> None:
 
 def test_what_takes_forever_is_killed_and_grading_goes_on(tmp_path: Path) -> None:
     started = time.monotonic()
-    with endless(tmp_path, 2.0) as grader:
+    with endless(tmp_path, 1.0) as grader:
         hung = grader.submit("x", problem("5"), 10, truncated=False)
         after = grader.submit("", problem("5"), 10, truncated=False)
         assert hung.result(30) == Verdict(0.0, False, "timeout")
@@ -101,14 +101,13 @@ def test_a_clock_that_jumps_ends_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     begun = tmp_path / "begun"
     (tmp_path / "slow.py").write_text(
         "import time\nfrom pathlib import Path\n\ndef reward(response, problem):\n"
-        f"    Path({str(begun)!r}).touch()\n    time.sleep(2.0)\n    return 1.0"
+        f"    Path({str(begun)!r}).touch()\n    time.sleep(0.4)\n    return 1.0"
     )
     today = time.time
     with Grader(custom(tmp_path / "slow.py", 60.0)) as made:
         future = made.submit("", problem("5"), 1, truncated=False)
         while not begun.exists():
-            time.sleep(0.05)
-        time.sleep(0.5)  # until its clock has seen that it runs
+            time.sleep(0.01)
         monkeypatch.setattr(time, "time", lambda: today() + 10**6)
         assert future.result(60) == Verdict(1.0, True, None)
 
@@ -188,7 +187,8 @@ def test_grading_goes_on_when_an_idle_worker_is_killed(tmp_path: Path) -> None:
     with Grader(custom(tmp_path / "mine.py", 10.0)) as made:
         first = made.submit("", problem(4), 1, truncated=False).result(30)
         os.kill(int(first.reward), signal.SIGKILL)
-        time.sleep(0.5)
+        while alive(int(first.reward)):
+            time.sleep(0.01)
         second = made.submit("", problem(4), 1, truncated=False).result(30)
         assert second.failure is None
         assert second.reward != first.reward
@@ -230,6 +230,7 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     assert done.stdout == "run\n1.0\n"
 
 
+@pytest.mark.long
 def test_a_worker_whose_parent_is_killed_ends(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os, re\nfrom pathlib import Path\ndef reward(response, problem):\n"

@@ -96,22 +96,17 @@ def test_the_format_is_that_of_the_verifier(form: RewardKind, response: str, val
         assert graded(reward, response, truncated=True).reward == 0.0
 
 
-@pytest.mark.parametrize(
-    ("response", "value"),
-    [
-        ("<think>a\nb</think> 5\n", 1.0),  # a dot is any character, and white space around does not count
-        ("so <think>a</think> 5", 0.0),  # the whole response
-        ("<think>a</think>", 0.0),
-    ],
-)
-def test_the_format_is_that_of_a_pattern(response: str, value: float) -> None:
+def test_the_format_is_that_of_a_pattern() -> None:
+    """Of the whole response, with any character for a dot; white space around it does not count."""
+    values = {"<think>a\nb</think> 5\n": 1.0, "so <think>a</think> 5": 0.0, "<think>a</think>": 0.0}
     with WeightedReward([term("format", pattern="<think>.*</think>.+")]) as reward:
-        assert graded(reward, response).reward == value
-        assert graded(reward, response, truncated=True).reward == 0.0
+        for response, value in values.items():
+            assert graded(reward, response).reward == value
+            assert graded(reward, response, truncated=True).reward == 0.0
 
 
 def test_a_pattern_that_backtracks_for_ever_meets_its_limit_and_the_others_count() -> None:
-    terms = [term("math", verifies=True), term("format", pattern=r"(.+)+!", timeout=1.5)]
+    terms = [term("math", verifies=True), term("format", pattern=r"(.+)+!", timeout=0.8)]
     started = time.monotonic()
     with WeightedReward(terms) as reward:
         verdict = graded(reward, r"\boxed{5} " + "x" * 64)
@@ -127,7 +122,7 @@ def test_length_is_one_without_tokens_and_nothing_at_the_limit_or_beyond() -> No
 def test_a_failure_is_one_rewards_own(tmp_path: Path) -> None:
     """What hangs or dies adds nothing; the verdict of the other, with its own workers, comes through."""
     (tmp_path / "mine.py").write_text(CUSTOM)
-    custom = term("custom", 0.5, timeout=1.5, custom_file=str(tmp_path / "mine.py"))
+    custom = term("custom", 0.5, timeout=0.8, custom_file=str(tmp_path / "mine.py"))
     with WeightedReward([term("math", verifies=True), custom]) as reward:
         responses = (r"\boxed{5}", r"hang \boxed{5}", r"die \boxed{6}", r"abc \boxed{5}")
         verdicts = [reward.submit(each, PROBLEM, 1, False) for each in responses]
@@ -140,7 +135,7 @@ def test_a_failure_is_one_rewards_own(tmp_path: Path) -> None:
 
 def test_a_verifier_that_fails_makes_the_response_wrong(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUSTOM)
-    custom = term("custom", verifies=True, timeout=1.5, custom_file=str(tmp_path / "mine.py"))
+    custom = term("custom", verifies=True, timeout=0.8, custom_file=str(tmp_path / "mine.py"))
     with WeightedReward([custom, term("length", limit=4)]) as reward:
         assert graded(reward, "hang", 1) == Verdict(0.75, False, "custom: timeout", {"custom": 0.0, "length": 0.75})
 

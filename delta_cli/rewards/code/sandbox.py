@@ -33,14 +33,14 @@ from delta_cli.errors import UserError
 from delta_cli.rewards.code.syscalls import seccomp_filter
 
 SCRATCH = "/scratch"
-PACKAGES = "/packages"  # where numpy is, which tests and solutions may import beside the standard library
+PACKAGES = "/packages"  # the folder of numpy, which tests and solutions may import besides the standard library
 SCRATCH_BYTES = 64 * 2**20
 MAX_OUTPUT = 2**20  # bytes a program may write; more ends it
-FIRST_USER = 10**9  # of the range that runs started by root draw their users from
+FIRST_USER = 10**9  # runs that root starts draw a user from a range that begins here
 # The modules of each kind of process, each after those that it imports. The last one's ``main`` is called.
 GUEST = ("wire", "startup", "guest")
 JUDGE = ("wire", "startup", "pytest_stub", "remote", "checks", "judge")
-# What Python is started with: modules, compiled, and then the job come from an open file.
+# The code that Python starts with. It reads compiled modules and then the job from an open file.
 START = """
 import marshal, sys
 file = open(int(sys.argv[1]), 'rb')
@@ -57,7 +57,7 @@ class ProcessLimits:
 
     seconds: int  # CPU time
     memory: int = 2**30
-    processes: int = 8  # threads; where no filter forbids it, processes, too
+    processes: int = 8  # threads, and processes if no filter forbids them
     file_bytes: int = 16 * 2**20
 
 
@@ -75,13 +75,13 @@ class Sandbox:
 
     @property
     def filter(self) -> bytes | None:
-        """The filter of system calls; None where there is none."""
+        """The filter of system calls; None if this machine has none."""
         if sys.platform != "linux":
             return None
         return seccomp_filter(platform.machine(), alone=self.kind == "none")
 
     def command(self, scratch: str, filter_fd: int | None = None) -> list[str]:
-        """What goes before the Python command. ``filter_fd`` is an open file with the filter."""
+        """The arguments that go before the Python command. ``filter_fd`` is an open file with the filter."""
         if self.kind == "bwrap":
             seccomp = ["--seccomp", str(filter_fd)] if filter_fd is not None else []
             return [self.executable, *seccomp, *_bubblewrap(self.executable)]
@@ -92,9 +92,9 @@ class Sandbox:
 
 @functools.cache
 def find_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
-    """The sandbox of this machine, shown to work.
+    """The sandbox of this machine, after a program has run in it.
 
-    Raises UserError where there is none, unless ``allow_unsandboxed``.
+    Raises UserError if there is none, unless ``allow_unsandboxed``.
     """
     name, install = (
         ("sandbox-exec", "it is part of macOS in /usr/bin")
@@ -112,12 +112,12 @@ def find_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
         return Sandbox("none")
     raise UserError(
         f"code rewards run programs that a model wrote and need a sandbox: {problem}; "
-        "or allow to run them with resource limits only (reward.allow_unsandboxed = true, or --allow-unsandboxed)"
+        "or let them run with resource limits only (reward.allow_unsandboxed = true, or --allow-unsandboxed)"
     )
 
 
 def _probe(sandbox: Sandbox) -> str:
-    """Why the sandbox does not work here; empty when it does."""
+    """Why the sandbox does not work here; empty if it does."""
     with SandboxRun(sandbox) as run:
         process = run.start({"mode": "program", "code": "print('ready')"}, ProcessLimits(5), stderr=subprocess.PIPE)
         output = run.read(process, time.monotonic() + 10)
@@ -130,7 +130,7 @@ def _probe(sandbox: Sandbox) -> str:
 
 
 class SandboxRun:
-    """Processes of one test run, all of which are gone when the run ends."""
+    """The processes of one test run. All of them are gone when the run ends."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -139,7 +139,7 @@ class SandboxRun:
 
     def __enter__(self) -> SandboxRun:
         self._stack.__enter__()
-        if self.sandbox.kind != "bwrap":  # which makes its own, in memory
+        if self.sandbox.kind != "bwrap":  # bwrap makes its own, in memory
             self._scratch = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-code-"))
         return self
 
@@ -154,9 +154,9 @@ class SandboxRun:
         fds: tuple[int, ...] = (),
         stderr: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        """Start ``guest.py`` on a job. The job and the input are open files without a name."""
+        """Start the guest or the judge on a job. The job and the input are open files without a name."""
         user = FIRST_USER + secrets.randbelow(10**9) if self.sandbox.kind == "bwrap" and _is_root() else None
-        confined = self.sandbox.kind == "bwrap"  # which sets the filter itself, and ends the program with its parent
+        confined = self.sandbox.kind == "bwrap"  # it sets the filter itself and ends the program with its parent
         job = {
             **job,
             "limits": asdict(limits),
@@ -186,7 +186,7 @@ class SandboxRun:
         return process
 
     def read(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-        """What the process writes until it ends; None when it is too much or takes too long."""
+        """What the process writes until it ends; None if it writes too much or takes too long."""
         assert process.stdout is not None
         chunks: list[bytes] = []
         size = 0
@@ -213,7 +213,7 @@ def ended_well(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
 @contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill the process at the end. bwrap takes its namespace along; elsewhere the session goes."""
+    """Kill the process at the end: with bwrap its whole namespace dies, otherwise its session."""
     try:
         yield
     finally:
@@ -240,7 +240,7 @@ def _python() -> list[str]:
 
 @functools.cache
 def _modules(names: tuple[str, ...]) -> bytes:
-    """Modules to run inside, compiled, with their names."""
+    """The modules that run inside, compiled, with their names."""
     modules = []
     for name in names:
         source = files("delta_cli.rewards.code").joinpath(f"{name}.py").read_text(encoding="utf-8")
@@ -253,9 +253,9 @@ def _modules(names: tuple[str, ...]) -> bytes:
 
 @functools.cache
 def _bubblewrap(executable: str) -> tuple[str, ...]:
-    """bwrap's arguments: new namespaces, and of the file system no more than Python needs to start."""
+    """bwrap's arguments: new namespaces, and only the files that Python needs to start."""
     options = ["--die-with-parent", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
-    if _is_root():  # guest.py becomes a user of its own, which takes these two capabilities and drops them
+    if _is_root():  # startup.py becomes another user, which takes these two capabilities and drops them
         options += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -265,10 +265,10 @@ def _bubblewrap(executable: str) -> tuple[str, ...]:
     if sized:
         parents = {str(parent) for mount in mounts for parent in Path(mount[-1]).parents}
         for parent in sorted(parents - {"/"}):
-            options += ["--perms", "0755", "--dir", parent]  # bwrap itself would make them for root only
+            options += ["--perms", "0755", "--dir", parent]  # bwrap alone would make them readable by root only
         mounts.append(["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH])
     else:
-        mounts.append(["--dir", SCRATCH])  # not writable: an old bwrap cannot bound what is held in memory
+        mounts.append(["--dir", SCRATCH])  # not writable: an old bwrap cannot bound its size
     return (*options, *itertools.chain(*mounts), "--remount-ro", "/", "--chdir", SCRATCH, "--")
 
 
@@ -291,7 +291,7 @@ def _mounts() -> list[list[str]]:
 def _is_root() -> bool:
     """Whether this is the machine's own root, whose processes the kernel does not count.
 
-    No user namespace changes that, so a bound on processes takes another user.
+    A user namespace does not change that, so the limit on processes only works for another user.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
@@ -299,7 +299,7 @@ def _is_root() -> bool:
 
 
 def _numpy() -> list[Path]:
-    """numpy's folder, and that of the libraries its wheel brings."""
+    """numpy's folder and the folder of the libraries in its wheel."""
     folder = Path(numpy.__file__).resolve().parent
     return [path for path in (folder, folder.with_name("numpy.libs")) if path.is_dir()]
 
@@ -319,7 +319,7 @@ def _python_paths() -> tuple[str, ...]:
 
 
 def _seatbelt(scratch: str) -> str:
-    """A profile that denies all but reading Python and writing the scratch folder; no new processes."""
+    """A profile that allows reading Python and writing the scratch folder, and denies everything else."""
     readable = {str(Path(sys.base_prefix).resolve()), os.path.realpath(scratch), *_python_paths(), *map(str, _numpy())}
     subpaths = " ".join(f"(subpath {json.dumps(path)})" for path in sorted(readable))
     return f"""(version 1)

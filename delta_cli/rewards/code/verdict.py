@@ -34,7 +34,7 @@ def code_reward(
 
     ``tests`` is ``{"type": "asserts", "code": …}``, ``{"type": "stdio", "cases": [{"input", "output"}]}``
     or ``{"type": "calls", "entry_point": …, "cases": [{"args", "expected"}]}``. The reward is 1.0 when
-    all pass, else 0.0, or with ``mode="share"`` the share that passed. ``seconds`` bounds the
+    all pass and 0.0 otherwise, or with ``mode="share"`` the share that passed. ``seconds`` bounds the
     wall-clock time of all tests together. Raises UserError if the tests are malformed or the machine
     has no sandbox.
     """
@@ -55,7 +55,7 @@ def code_reward(
 
 
 def code_blocks(response: str) -> list[str]:
-    """The Python code blocks in order; none when the last block never closes."""
+    """The Python code blocks in order; none if the last block never closes."""
     blocks: list[str] = []
     lines: list[str] = []
     fence = language = ""
@@ -140,7 +140,7 @@ def _stdio(
 
 
 def _same_output(output: str, expected: str) -> bool:
-    """The same words in the same lines, blank lines at the ends aside."""
+    """Whether the lines hold the same words; blank lines at the ends do not count."""
     first, second = ([line.split() for line in text.strip().splitlines()] for text in (output, expected))
     return first == second
 
