@@ -68,13 +68,13 @@ def same(found: Completions, expected: Completions) -> None:
 def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the responses of a prompt enter at different times."""
     prefilled: list[int] = []
-    original = rollout.Rollout._prefill_group
+    original = rollout.TorchRollout._prefill_group
 
-    def count(self: rollout.Rollout, group: list[int]) -> None:
+    def count(self: rollout.TorchRollout, group: list[int]) -> None:
         prefilled.extend(group)
         original(self, group)
 
-    monkeypatch.setattr(rollout.Rollout, "_prefill_group", count)
+    monkeypatch.setattr(rollout.TorchRollout, "_prefill_group", count)
     make(rollout_batch=3).rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     assert prefilled == [0, 1, 2, 3, 4]
 
