@@ -14,7 +14,7 @@ from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.code.sandbox import find_sandbox
 from delta_cli.rewards.shaping import shaping, well_formed
 from delta_cli.rewards.verifiers import quick_verifier
-from delta_cli.rewards.worker_pool import Request, Score, WorkerPool, failure
+from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
 QUICK_CHARACTERS = 20_000  # a longer response is graded in a worker, whatever its reward
 
@@ -58,7 +58,7 @@ class Grader:
 
     def check(self, problem: Problem) -> None:
         """Grade an empty response to one problem. Raises UserError with one line if that fails."""
-        problem_found = self._pool.submit(Request("", problem)).result().failure
+        problem_found = self._pool.submit(GradingRequest("", problem)).result().failure
         if problem_found is not None:
             reward = self.reward
             name = f"{reward.custom_file}:{reward.custom_function}"
@@ -101,7 +101,7 @@ class Grader:
             value = self._quick(response, problem)
         if value is not None and (short or not form):
             return Score(value, form and well_formed(response, reward.kind))
-        return self._pool.submit(Request(response, problem, value, form))
+        return self._pool.submit(GradingRequest(response, problem, value, form))
 
     def _verdict(self, score: Score, length: int) -> Verdict:
         if score.failure is not None or not math.isfinite(score.value):

@@ -15,7 +15,7 @@ from typing import IO
 from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.shaping import well_formed
 from delta_cli.rewards.verifiers import Verifier, verifier
-from delta_cli.rewards.worker_pool import Request, Score, failure
+from delta_cli.rewards.worker_pool import GradingRequest, Score, failure
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
 ORPHAN_SECONDS = 2  # how much longer than its limit a worker runs if nobody is left to kill it
@@ -26,21 +26,21 @@ def main(link: socket.socket, requests: IO[bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
-    grader: _Grader | None = None
+    scorer: _Scorer | None = None
     while size := requests.read(8):
         message = requests.read(int.from_bytes(size, "big"))
         try:
-            if grader is None:
-                grader = _Grader(*pickle.loads(message))
+            if scorer is None:
+                scorer = _Scorer(*pickle.loads(message))
                 score = Score(0.0)
             else:
-                score = grader.grade(pickle.loads(message))
+                score = scorer.score(pickle.loads(message))
         except BaseException as error:  # a custom function may raise anything, SystemExit too
             score = Score(0.0, failure=failure(error))
         link.sendall(json.dumps(dataclasses.asdict(score)).encode() + b"\n")
 
 
-class _Grader:
+class _Scorer:
     """The verifier of one reward, made before the clock of the first response starts.
 
     The file of a custom reward may itself fail or hang, so it is loaded on the clock of the first response.
@@ -52,12 +52,13 @@ class _Grader:
         self.alarm = math.ceil(timeout) + ORPHAN_SECONDS
         self.verify: Verifier | None = None if reward.kind in ("custom", "length") else verifier(reward, form)
 
-    def grade(self, request: Request) -> Score:
+    def score(self, request: GradingRequest) -> Score:
         signal.alarm(self.alarm)  # ends this process whatever it is doing
-        value = request.value
-        if value is None:
-            self.verify = self.verify or verifier(self.reward, self.form)
-            value = self.verify(request.response, request.problem)
-        score = Score(value, request.form and well_formed(request.response, self.reward.kind))
-        signal.alarm(0)
-        return score
+        try:
+            value = request.value
+            if value is None:
+                self.verify = self.verify or verifier(self.reward, self.form)
+                value = self.verify(request.response, request.problem)
+            return Score(value, request.form and well_formed(request.response, self.reward.kind))
+        finally:
+            signal.alarm(0)

@@ -30,7 +30,7 @@ main(link, requests)
 
 
 @dataclass(frozen=True)
-class Request:
+class GradingRequest:
     """What a worker is asked: to verify a response, to look at its form, or both."""
 
     response: str
@@ -60,7 +60,7 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._closed = False
 
-    def submit(self, request: Request) -> Future[Score]:
+    def submit(self, request: GradingRequest) -> Future[Score]:
         """Grade in a worker. The future is cancelled if the pool is closed; it holds no exception."""
         return self._threads.submit(self._grade, request)
 
@@ -74,7 +74,7 @@ class WorkerPool:
         for worker in list(self._workers):
             self._end(worker)
 
-    def _grade(self, request: Request) -> Score:
+    def _grade(self, request: GradingRequest) -> Score:
         worker = None
         try:
             message = pickle.dumps(request)
@@ -109,7 +109,7 @@ class WorkerPool:
             raise
         if started.failure is not None:
             self._end(worker)
-            raise WorkerError(started.failure)
+            raise WorkerStartError(started.failure)
         return worker
 
     def _give_back(self, worker: _Worker) -> None:
@@ -126,7 +126,7 @@ class WorkerPool:
             self._workers.discard(worker)
 
 
-class WorkerError(Exception):
+class WorkerStartError(Exception):
     """A worker that could not start; the text is a ``failure``."""
 
 
@@ -176,7 +176,7 @@ def failure(error: BaseException) -> str:
         return "timeout"
     if isinstance(error, EOFError):
         return "worker died"
-    if isinstance(error, WorkerError):
+    if isinstance(error, WorkerStartError):
         return str(error)
     if isinstance(error, UserError):
         return f"error: {error}"[:1000]

@@ -17,7 +17,7 @@ import sys
 import types
 
 from delta_cli.rewards.code.startup import begin, take_stdout
-from delta_cli.rewards.code.wire import PLAIN, Link, bases, decode, encode
+from delta_cli.rewards.code.wire import PLAIN, MessageLink, bases, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def as_json(value: Any) -> Any:
 def run_server(job: Job) -> None:
     """Run the program, then do what the judge asks for."""
     take_stdout()
-    ProgramServer(Link(job["link"])).run(job["code"])
+    ProgramServer(MessageLink(job["link"])).run(job["code"])
 
 
 class ProgramServer:
     """Offers the program's functions and objects to the judge, by number."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: MessageLink) -> None:
         self.link = link
         self.objects: list[Any] = []
         self.exceptions: dict[str, type[BaseException]] = {}  # the tests' own, by name

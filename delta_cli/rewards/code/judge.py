@@ -13,9 +13,9 @@ from functools import partial, wraps
 
 from delta_cli.rewards.code.checks import LIBRARY, MODULES, Instrument, ParsedTests, counts_as_call, top_calls
 from delta_cli.rewards.code.pytest_stub import pytest_stub
-from delta_cli.rewards.code.remote import GoneError, Program, RemoteObject
+from delta_cli.rewards.code.remote import Program, ProgramEndedError, RemoteObject
 from delta_cli.rewards.code.startup import begin, take_stdout
-from delta_cli.rewards.code.wire import Link
+from delta_cli.rewards.code.wire import MessageLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def main(file: IO[bytes]) -> None:
     """Run the tests of the job in the file and write how many passed."""
     job = begin(file)
     out = take_stdout()
-    passed, checks, failed = Judge(Program(Link(job["link"])), ParsedTests(job["tests"])).run()
+    passed, checks, failed = Judge(Program(MessageLink(job["link"])), ParsedTests(job["tests"])).run()
     out.write(f"{passed} {checks} {failed}")
     out.flush()
 
@@ -70,7 +70,7 @@ class Judge:
                 passed += is_check and good
                 failed += not good
                 vacuous += is_check and good and self.alls[False] > alls
-        except GoneError:
+        except ProgramEndedError:
             pass
         if self.program.gone or not (self.program.asked or self.used):
             return 0, checks + 1, 1
@@ -222,7 +222,7 @@ def _owner(function: ast.expr) -> str:
 def _passes(test: Callable[[], object]) -> bool:
     try:
         test()
-    except GoneError:
+    except ProgramEndedError:
         raise
     except BaseException:  # whatever ends a test, SystemExit too, is a failure of that test
         return False

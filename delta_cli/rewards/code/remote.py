@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 
-from delta_cli.rewards.code.wire import Link, WireError, bases, decode, encode, of, refuse, texts
+from delta_cli.rewards.code.wire import MessageLink, WireError, bases, decode, encode, of, refuse, texts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ PREDICATES = {"issubset", "issuperset", "isdisjoint", "is_integer", "isupper", "
 PREDICATES |= {"isalnum", "isdigit", "isdecimal", "isnumeric", "isspace", "isascii", "endswith"}
 
 
-class GoneError(BaseException):
+class ProgramEndedError(BaseException):
     """The program's process has ended or breaks the protocol. No test can catch that."""
 
 
@@ -132,9 +132,9 @@ def _text(error: BaseException, base: type[BaseException]) -> str:
 
 
 class Program:
-    """The program in the other sandbox. Raises GoneError if it ends or says what no honest one would."""
+    """The program in the other sandbox. Raises ProgramEndedError if it ends or says what no honest one would."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: MessageLink) -> None:
         self.link = link
         self.callbacks: list[Callable[..., Any]] = []
         self.raised: list[BaseException] = []  # by the tests' own callbacks
@@ -203,15 +203,15 @@ class Program:
 
     def _receive(self) -> Message:
         if self.gone:
-            raise GoneError
+            raise ProgramEndedError
         try:
             return self.link.receive()
         except (EOFError, OSError, UnicodeDecodeError) as error:
             raise self._end(error) from None
 
-    def _end(self, error: Exception) -> GoneError:
+    def _end(self, error: Exception) -> ProgramEndedError:
         self.gone = True
-        return GoneError(str(error))
+        return ProgramEndedError(str(error))
 
     def _keep(self, value: Any) -> Any:
         """What the program is given for a value that is not plain data."""

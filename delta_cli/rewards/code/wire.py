@@ -141,7 +141,7 @@ def bases(kind: type[BaseException]) -> list[str]:
     return [each.__name__ for each in kind.__mro__ if each is not object]
 
 
-class Link:
+class MessageLink:
     """The socket to the other side."""
 
     def __init__(self, number: int) -> None:

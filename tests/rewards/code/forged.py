@@ -20,7 +20,7 @@ from typing import Any
 from delta_cli.rewards.code.checks import ParsedTests
 from delta_cli.rewards.code.judge import Judge
 from delta_cli.rewards.code.remote import Program
-from delta_cli.rewards.code.wire import Link
+from delta_cli.rewards.code.wire import MessageLink
 
 SECRET = 987654321012345  # the expected answer, which no forged one is
 MAX_MESSAGES = 200
@@ -321,7 +321,7 @@ def random_reply(rng: random.Random) -> Any:
     return rng.choice([{}, {"value": None}, {"raise": 3}, {"names": {}}])
 
 
-class ForgedLink(Link):
+class ForgedLink(MessageLink):
     """A program that defines every name that the batteries use and answers as it is told."""
 
     def __init__(self, rng: random.Random, answer: Callable[[], Any]) -> None:

@@ -76,26 +76,26 @@ def f(x): return 7
         "names of judges": r"""
 import sys
 guest = sys.modules['delta_cli.rewards.code.guest']
-old = guest.Link.send
+old = guest.MessageLink.send
 def send(self, message):
     if 'names' in message:
         names = 'all AssertionError _held _all __builtins__ __name__ pytest unittest math np json S check int sorted'
         message['names'] |= dict.fromkeys(names.split(), {'object': 0})
     old(self, message)
-guest.Link.send = send
+guest.MessageLink.send = send
 def f(x): return 7
 """,
         "names not dict": r"""
 import sys
 guest = sys.modules['delta_cli.rewards.code.guest']
-guest.Link.send = lambda self, m: (self.writer.write('{"names": 3}\n'), self.writer.flush())
+guest.MessageLink.send = lambda self, m: (self.writer.write('{"names": 3}\n'), self.writer.flush())
 def f(x): return 7
 """,
         "names twice": r"""
 import sys
 guest = sys.modules['delta_cli.rewards.code.guest']
-old = guest.Link.send
-guest.Link.send = lambda self, m: (old(self, m), old(self, m))
+old = guest.MessageLink.send
+guest.MessageLink.send = lambda self, m: (old(self, m), old(self, m))
 def f(x): return 7
 """,
         "imports the judge": r"""
