@@ -1,4 +1,4 @@
-"""Programs that attack: a hundred, for test_hostile_code.py. None knows the answer."""
+"""Over a hundred programs that attack or cheat, for test_hostile.py. None of them knows the answer."""
 
 from __future__ import annotations
 
