@@ -15,7 +15,7 @@ FREE_SETTINGS = {"seed"}  # may differ: both are samples of the same distributio
 
 
 class ComparisonRow(FrozenModel):
-    """avg@k of both on the problems they share, and the difference, after minus before."""
+    """avg@k of both on their shared problems, and the difference, after minus before."""
 
     name: str
     questions: int
@@ -30,17 +30,17 @@ class Comparison(FrozenModel):
     before: str
     after: str
     suite: str
-    settings: EvaluationSettings  # of the one before
+    settings: EvaluationSettings  # of the evaluation before
     benchmarks: tuple[ComparisonRow, ...]
     average: ComparisonRow  # weighted by questions
-    unshared: int  # problems that only one of them has: left out
+    unshared: int  # problems in only one evaluation, which are left out
     test: RankTest  # of the suite scores
     statement: str  # the test in words
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Outcomes of both on the shared problems of a benchmark."""
+    """Outcomes of both on the problems of a benchmark that they share."""
 
     name: str
     before: Bools  # [P, k]
@@ -48,7 +48,7 @@ class _Pair:
 
 
 def compare(before: EvaluationResult, after: EvaluationResult) -> Comparison:
-    """Is ``after`` better than ``before``? Raises UserError, naming what differs, unless they were made alike."""
+    """Is ``after`` better than ``before``? Raises UserError if suite or settings differ, and names the difference."""
     _require_alike(before, after)
     others = {each.name: each for each in after.benchmarks}
     pairs = [_pair(each, others[each.name]) for each in before.benchmarks]
@@ -72,7 +72,7 @@ def compare(before: EvaluationResult, after: EvaluationResult) -> Comparison:
 
 
 def unlike(before: EvaluationResult, after: EvaluationResult) -> list[str]:
-    """What keeps two evaluations from being compared: suite, settings and benchmarks in which they differ."""
+    """The differences in suite, settings and benchmarks that keep two evaluations from being compared."""
     mine, theirs = ({"suite": each.suite, **each.settings.model_dump()} for each in (before, after))
     differences = [
         f"{key} is {mine[key]!r} and {theirs[key]!r}"
@@ -88,14 +88,14 @@ def _statement(test: RankTest, before: str, after: str) -> str:
     return (
         f"One-sided Mann–Whitney U test that {after} scores higher than {before}, over {test.first} and {test.second} "
         f"repeated scores of the full suite, {how}: U = {test.statistic:g}, p = {test.p_value:.3g}. The repeats "
-        "sample two fixed policies; they do not tell how training with another seed would turn out."
+        "sample two fixed policies; they say nothing about training with another seed."
     )
 
 
 def _require_alike(before: EvaluationResult, after: EvaluationResult) -> None:
     if differences := unlike(before, after):
         raise UserError(
-            f"{before.label} and {after.label} were not evaluated alike: {'; '.join(differences)}; "
+            f"{before.label} and {after.label} cannot be compared: {'; '.join(differences)}; "
             "evaluate both with the same suite and settings"
         )
 

@@ -1,4 +1,4 @@
-"""Asking a model by hand: what was said so far, as the prompt of the next answer."""
+"""``delta chat``: a conversation with a model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from delta_cli.seeds import derive
 class Conversation:
     """Questions and answers.
 
-    With a ``template`` every question stands alone in it, as in training; without one they are a conversation in
-    the model's chat template.
+    With a ``template`` each question is asked on its own, as in training. Without one, questions and answers form a
+    conversation in the model's chat template.
     """
 
     sampler: Sampler
     tokenizer: Tokenizer
     template: str | None
-    sampling: Sampling  # of every answer, but for the seed, from which each answer's is derived
+    sampling: Sampling  # each answer derives its seed from this one's
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
     asked: int = 0
 
     def ask(self, question: str) -> tuple[str, bool]:
-        """The answer to a question, and whether it was cut at the limit."""
+        """The answer to a question, and whether it was truncated."""
         prompt = self._prompt(question)
         sampling = replace(self.sampling, seed=derive(self.sampling.seed, self.asked, "chat"))
         drawn = self.sampler.rollout(RolloutRequest((prompt,), sampling))

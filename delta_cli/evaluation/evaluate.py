@@ -1,4 +1,4 @@
-"""Draw responses to benchmarks, grade them, and sum up; what is on disk already is not drawn again."""
+"""Sample responses to benchmarks, grade and summarise them; responses on disk are not sampled again."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from delta_cli.rewards.math.boxed import last_box
 from delta_cli.rewards.math.last_number import last_number
 from delta_cli.rollout.worker import RolloutWorker
 
-SLICE_RESPONSES = 512  # drawn in one call: the unit of progress, and what an interruption can lose
+SLICE_RESPONSES = 512  # sampled in one call; an interruption loses at most this many
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "mpmath", "datasets")
 
-# What a response answers, where its verifier looks for an answer; majorities are counted over it.
+# How each verifier extracts a response's answer; maj@k counts these answers.
 EXTRACT: dict[str, Callable[[str], str | None]] = {
     "math": last_box,
     "number": last_number,
@@ -42,12 +42,12 @@ EXTRACT: dict[str, Callable[[str], str | None]] = {
     "code": lambda text: None,
 }
 
-EvaluationProgress = Callable[[str, int, int], None]  # benchmark, responses there, responses in all
+EvaluationProgress = Callable[[str, int, int], None]  # benchmark, responses done, responses in total
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A name and its problems, whose ids differ."""
+    """A name and problems with distinct ids."""
 
     name: str
     problems: Sequence[Problem]
@@ -67,14 +67,14 @@ def evaluate(
     limit: int | None = None,
     progress: EvaluationProgress | None = None,
 ) -> EvaluationResult:
-    """Evaluate what is loaded on ``backend`` and write ``evaluation.json``.
+    """Evaluate the model that ``worker`` samples from and write ``evaluation.json``.
 
-    ``model`` is its name for people, ``weights`` the folder or hub name of what was loaded (absent:
-    ``model``), ``step`` that of the run it comes from; ``limit`` says how the benchmarks were cut.
-    Each benchmark's responses go to ``responses/<digest>/<benchmark>.jsonl`` in ``folder``, where the
-    digest is that of weights, backend and settings. Called again after an interruption, it draws only
-    what is missing, with the result of a call that was not interrupted. Raises UserError for a benchmark
-    without problems or with two of one id, and where the folder cannot be written.
+    ``model`` is its display name, ``weights`` the folder or hub name of its weights (default: ``model``), ``step``
+    the step of its run; ``limit`` records how the benchmarks were shortened.
+    Each benchmark's responses go to ``responses/<digest>/<benchmark>.jsonl`` in ``folder``; the digest covers
+    weights, backend and settings. After an interruption, another call samples only what is missing and gives the
+    same result as one that was not interrupted. Raises UserError for a benchmark without problems or with two
+    problems of one id, and if the folder cannot be written.
     """
     responses = responses_folder(weights or model, backend, settings)
     found = tuple(
@@ -107,12 +107,12 @@ def evaluate(
 
 
 def responses_folder(weights: str, backend: str, settings: EvaluationSettings) -> Path:
-    """Where responses lie below an evaluation's folder: a digest of what decides on them."""
+    """The folder of the responses inside an evaluation's folder, named by a digest of all that determines them."""
     return Path("responses") / _digest(model_identity(weights), backend, settings.identity())[:12]
 
 
 def data_digest(benchmarks: Sequence[Benchmark]) -> str:
-    """A digest of the problems, to tell one evaluation from another by."""
+    """A digest of the problems, which tells evaluations on different data apart."""
     problems = [(each.name, *((p.id, p.question, p.answer) for p in each.problems)) for each in benchmarks]
     return _digest(repr(problems))[:12]
 
@@ -120,7 +120,7 @@ def data_digest(benchmarks: Sequence[Benchmark]) -> str:
 def own_folder(
     place: Path, weights: str, backend: str, settings: EvaluationSettings, benchmarks: Sequence[Benchmark]
 ) -> Iterator[Path]:
-    """``place``, ``place-2``, …: those that hold no evaluation, or the one of these very things."""
+    """``place``, ``place-2``, …, without the folders that hold another evaluation."""
     responses, data = responses_folder(weights, backend, settings), data_digest(benchmarks)
     for number in itertools.count(1):
         folder = place if number == 1 else place.with_name(f"{place.name}-{number}")
@@ -137,10 +137,10 @@ def run_benchmark(
     progress: EvaluationProgress | None = None,
     interrupt: Callable[[], None] = lambda: None,
 ) -> BenchmarkResult:
-    """Draw and grade ``settings.samples`` responses to each problem; nothing is written without ``kept``.
+    """Sample and grade ``settings.samples`` responses to each problem; ``kept`` reads and stores them.
 
-    Problems are drawn in slices. A slice's randomness is a function of the seed, the benchmark's name
-    and the place of the slice, so a slice that is found in ``kept`` changes nothing in the others.
+    Problems are sampled in slices. The randomness of a slice depends only on the seed, the benchmark's name and the
+    position of the slice, so reusing one slice does not change the others.
     """
     _check(benchmark)
     worker = replace(worker, template=settings.template)
@@ -174,7 +174,7 @@ def _draw(
     report: Callable[[int], None],
     interrupt: Callable[[], None],
 ) -> list[list[SampledResponse]]:
-    """Graded responses [P][k]; ``report`` hears how many are drawn."""
+    """Graded responses [P][k]; calls ``report`` with the number of responses sampled."""
     sampling = settings.sampling(worker.tokenizer, seed)
     batch = worker.sample(problems, sampling, lambda done, _: report(done), interrupt).result()
     lengths = batch.sequences.lengths.tolist()
@@ -217,14 +217,14 @@ def _check(benchmark: Benchmark) -> None:
 
 
 def model_identity(model: str) -> str:
-    """What tells one model from another: names, sizes and times of a folder's weight files; otherwise the name."""
+    """What identifies a model: names, sizes and times of its weight files, or else its name."""
     files = sorted(Path(model).expanduser().glob("*.safetensors"))
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return str(stats) if stats else model
 
 
 def versions() -> dict[str, str]:
-    """Versions of delta, Python, and the packages that decide on results, where installed."""
+    """Versions of delta, Python and the installed packages that influence results."""
     found = {"delta": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:

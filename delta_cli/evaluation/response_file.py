@@ -1,4 +1,4 @@
-"""Every response of a benchmark on disk, one JSON object a line, so that an interrupted evaluation goes on."""
+"""All responses of a benchmark on disk, one JSON object per line, so that an interrupted evaluation can continue."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from delta_cli.evaluation.results import SampledResponse, SampleOutcome
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into a UserError."""
+    """Turn an OSError into a UserError that names ``path``."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written ({error.strerror}); put that right, or choose another folder, "
-            "and run the same command again: responses on disk are not drawn again"
+            f"{path}: cannot be written ({error.strerror}); fix that or choose another folder, "
+            "then run the same command again: responses on disk are kept"
         ) from error
 
 
 class ResponseLine(SampledResponse):
-    """A response with the digest of the problem it answers."""
+    """A response with the digest of its problem."""
 
     key: str
 
 
 class ResponseFile:
-    """The responses of one benchmark under one model and one choice of settings; of two to one sample the last holds.
+    """The responses of one benchmark, for one model and one choice of settings; a later duplicate of a sample wins.
 
-    Raises UserError where the file cannot be read or written.
+    Raises UserError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what is there, and cut off a last line that was not finished."""
+        """Read the file and cut off an unfinished last line."""
         self.path = path
         self._outcomes: dict[str, dict[int, SampleOutcome]] = {}  # by problem key, then sample
         with writing(path):
@@ -57,14 +57,14 @@ class ResponseFile:
                 file.truncate(end)
 
     def find(self, problems: Sequence[Problem], samples: int) -> list[list[SampleOutcome]] | None:
-        """The outcomes [P][k] of the problems; None unless all samples of all of them are there."""
+        """The outcomes [P][k] of the problems; None if a sample of one of them is missing."""
         groups = [self._outcomes.get(_key(problem), {}) for problem in problems]
         if any(sample not in group for group in groups for sample in range(samples)):
             return None
         return [[group[sample] for sample in range(samples)] for group in groups]
 
     def add(self, problems: Sequence[Problem], groups: Sequence[Sequence[SampledResponse]]) -> None:
-        """Append the responses [P][k] to the problems, and wait until they are on disk."""
+        """Append the responses [P][k] to the problems and flush them to disk."""
         lines = [
             ResponseLine(key=_key(problem), **response.model_dump()).model_dump_json() + "\n"
             for problem, group in zip(problems, groups, strict=True)
@@ -79,12 +79,12 @@ class ResponseFile:
         try:
             read = ResponseLine.model_validate_json(line)
         except ValidationError:
-            return  # damaged: its problem is drawn again
+            return  # a damaged line: its problem is sampled again
         outcome = SampleOutcome(**read.model_dump(include=set(SampleOutcome.model_fields)))
         self._outcomes.setdefault(read.key, {})[read.sample] = outcome
 
 
 def _key(problem: Problem) -> str:
-    """A digest of the problem, so that one whose text or gold answer was corrected is answered anew."""
+    """A digest of the problem, so that a problem with a corrected text or gold answer is sampled again."""
     content = json.dumps([problem.id, problem.question, problem.answer], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

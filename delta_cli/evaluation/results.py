@@ -1,4 +1,4 @@
-"""The records of an evaluation: outcomes of single responses, and what they sum up to."""
+"""The records of an evaluation: outcomes of single responses and their summaries."""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ FILE = "evaluation.json"
 
 
 class FrozenModel(BaseModel):
-    """Frozen, and strict about its keys."""
+    """A frozen model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class EvaluationSettings(FrozenModel):
-    """How responses are drawn and judged. The defaults are the paper's for mathematics."""
+    """How responses are sampled and verified. The defaults are the paper's for mathematics."""
 
     verifier: Literal["math", "number", "choice", "code"] = Field(
-        default="math", description="what decides that a response is right"
+        default="math", description="what decides whether a response is right"
     )
-    samples: int = Field(default=16, ge=1, description="responses drawn for each problem")
-    temperature: float = Field(default=1.0, ge=0, description="of the softmax; 0 takes the likeliest token")
-    top_p: float = Field(default=0.7, gt=0, le=1, description="share of probability kept, the likeliest tokens first")
-    top_k: int = Field(default=0, ge=0, description="so many of the likeliest tokens are kept; 0: all")
-    min_p: float = Field(default=0.0, ge=0, le=1, description="tokens kept are at least this times the likeliest's p")
+    samples: int = Field(default=16, ge=1, description="responses sampled for each problem")
+    temperature: float = Field(default=1.0, ge=0, description="sampling temperature; 0 takes the most likely token")
+    top_p: float = Field(
+        default=0.7, gt=0, le=1, description="share of probability that is kept, most likely tokens first"
+    )
+    top_k: int = Field(default=0, ge=0, description="number of most likely tokens that are kept; 0: all")
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="keep tokens with at least this times the highest probability"
+    )
     max_tokens: int = Field(default=30_000, ge=1, description="length limit of a response, in tokens")
-    stop: tuple[str, ...] = Field(default=(), description="strings of which the first ends a response")
-    template: str = Field(default="paper", description="prompt template: a name, or a text with {question}")
-    system: str | None = Field(default=None, description="system message that begins a chat")
-    thinking: bool | None = Field(default=None, description="value of a chat template's switch enable_thinking")
-    seed: int = Field(default=0, ge=0, description="of the sampling")
-    run_seconds: float = Field(default=6.0, gt=0, description="code: wall-clock time of a response's whole test run")
+    stop: tuple[str, ...] = Field(default=(), description="strings that end a response")
+    template: str = Field(default="paper", description="prompt template: a name or a text with {question}")
+    system: str | None = Field(default=None, description="system message at the start of a chat")
+    thinking: bool | None = Field(default=None, description="value of enable_thinking in the chat template")
+    seed: int = Field(default=0, ge=0, description="seed of the sampling")
+    run_seconds: float = Field(default=6.0, gt=0, description="code: seconds for all tests of a response")
 
     @model_validator(mode="after")
     def _greedy_once(self) -> Self:
@@ -54,12 +58,12 @@ class EvaluationSettings(FrozenModel):
         return self
 
     def identity(self) -> str:
-        """What tells these settings from others; without what evaluations from before it was there did not know."""
+        """A text that identifies these settings; newer keys are left out if unset, so older evaluations still match."""
         newer = {"stop": (), "system": None, "thinking": None, "top_k": 0, "min_p": 0.0}
         return self.model_dump_json(exclude={name for name, unset in newer.items() if getattr(self, name) == unset})
 
     def sampling(self, tokenizer: Tokenizer, seed: int) -> Sampling:
-        """What a backend is asked for; ``seed`` is that of one call."""
+        """The sampling parameters for one call with ``seed``."""
         return Sampling(
             max_tokens=self.max_tokens,
             stop_ids=tokenizer.eos_ids,
@@ -74,14 +78,14 @@ class EvaluationSettings(FrozenModel):
 
     @property
     def truncation(self) -> str:
-        """What of the distribution is drawn from, in words."""
+        """Which part of the distribution is sampled, in words."""
         words = [f"top-p {self.top_p:g}"]
         words += [f"top-k {self.top_k}"] if self.top_k else []
         return ", ".join(words + ([f"min-p {self.min_p:g}"] if self.min_p else []))
 
 
 class SampleOutcome(BaseModel):
-    """What became of one response."""
+    """The outcome of one response."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -89,31 +93,31 @@ class SampleOutcome(BaseModel):
     sample: int  # 0 … k−1
     tokens: int  # length, the end-of-sequence token included
     truncated: bool
-    answer: str | None  # extracted from the text, where the verifier does so
+    answer: str | None  # extracted from the text, if the verifier extracts answers
     correct: bool = False  # until graded
-    failure: str | None = None  # why grading failed, where it did
+    failure: str | None = None  # why grading failed, if it did
 
 
 class SampledResponse(SampleOutcome):
-    """An outcome with the text that led to it."""
+    """An outcome with the text of the response."""
 
     text: str
 
 
 class Summary(FrozenModel):
-    """Statistics of some problems, each answered k times."""
+    """Statistics over problems, each with k responses."""
 
     questions: int
     avg: Estimate  # avg@k
     passed: dict[int, Estimate]  # pass@n for n = 1, 2, 4, … and k
-    maj: Estimate | None  # maj@k; none where answers are not extracted, as for code
-    truncated: float  # share of responses that met the length limit
+    maj: Estimate | None  # maj@k; None if answers are not extracted, as for code
+    truncated: float  # share of responses cut at the length limit
     mean_length: float  # tokens of a response
-    failures: dict[str, int]  # responses whose grading failed (they count as wrong), by reason
+    failures: dict[str, int]  # by reason: responses whose grading failed, which count as wrong
 
 
 class KindResult(FrozenModel):
-    """The problems of one kind."""
+    """Statistics over the problems of one kind."""
 
     questions: int
     accuracy: float  # mean over their responses
@@ -121,14 +125,14 @@ class KindResult(FrozenModel):
 
 
 class BenchmarkResult(Summary):
-    """Statistics of one benchmark with the outcome of every sample."""
+    """Statistics of one benchmark and the outcome of every sample."""
 
     name: str
     outcomes: dict[str, Annotated[str, Field(pattern="^[01]+$")]]  # by problem id: 1 for each right sample, else 0
-    kinds: dict[str, KindResult] = {}  # where the source tells kinds of problems apart
+    kinds: dict[str, KindResult] = {}  # if the source has kinds of problems
 
     def correct(self, problems: Iterable[str] | None = None) -> Bools:
-        """Outcomes [P, k] of ``problems``; of all without them."""
+        """Outcomes [P, k] of ``problems``, or of all problems."""
         ids = self.outcomes if problems is None else problems
         return np.array([[mark == "1" for mark in self.outcomes[problem]] for problem in ids])
 
@@ -138,13 +142,13 @@ class EvaluationResult(FrozenModel):
 
     format: Literal[1, 2] = 2
     model: str
-    step: int | None = None  # of the run that is measured; None for a model that does not say
+    step: int | None = None  # of the measured run; None if unknown
     backend: str
     suite: str
     settings: EvaluationSettings
     limit: int | None = None  # problems of each benchmark, at most
     data: str = ""  # digest of the problems
-    responses: str  # where in the evaluation's folder the responses are
+    responses: str  # folder of the responses inside the evaluation's folder
     benchmarks: tuple[BenchmarkResult, ...]
     average: Summary  # over benchmarks, weighted by their questions
     suite_scores: tuple[float, ...]  # [k] accuracy of the whole suite at each sample index
@@ -160,18 +164,18 @@ class EvaluationResult(FrozenModel):
 
     @property
     def label(self) -> str:
-        """The model with its step, for people."""
+        """Display name: the model and its step."""
         return self.model if self.step is None else f"{self.model} after step {self.step}"
 
     def write(self, folder: Path) -> None:
-        """Write ``evaluation.json``; it appears whole or not at all."""
+        """Write ``evaluation.json``; it appears complete or not at all."""
         beside = folder / f"{FILE}.new"
         beside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         beside.replace(folder / FILE)
 
     @classmethod
     def read(cls, path: Path) -> EvaluationResult:
-        """From an evaluation's folder or file. Raises UserError where there is none or it is damaged."""
+        """Read an evaluation's folder or file. Raises UserError if it does not exist or is damaged."""
         file = path / FILE if path.is_dir() else path
         try:
             return cls.model_validate_json(file.read_bytes())
@@ -189,7 +193,7 @@ def summarize(
     settings: EvaluationSettings,
     kinds: Mapping[str, str] | None = None,
 ) -> BenchmarkResult:
-    """Statistics of one benchmark from the outcomes [P][k] of its problems; ``kinds`` by the problems' ids."""
+    """Statistics of one benchmark from the outcomes [P][k] of its problems; ``kinds`` maps problem ids to kinds."""
     correct = np.array([[outcome.correct for outcome in group] for group in outcomes])  # [P, k]
     samples = correct.shape[1]
     passed = {
@@ -221,7 +225,7 @@ def summarize(
 
 
 def _by_kind(outcomes: Sequence[SampleOutcome], kinds: Mapping[str, str]) -> dict[str, KindResult]:
-    """What became of each kind of problem; nothing where there are no kinds."""
+    """Statistics of each kind of problem; empty without kinds."""
     found: dict[str, list[SampleOutcome]] = {}
     for outcome in outcomes:
         if kind := kinds.get(outcome.problem):
@@ -237,7 +241,7 @@ def _by_kind(outcomes: Sequence[SampleOutcome], kinds: Mapping[str, str]) -> dic
 
 
 def average(benchmarks: Sequence[BenchmarkResult], samples: int) -> Summary:
-    """The benchmarks' statistics averaged, weighted by questions."""
+    """The average of the benchmarks' statistics, weighted by questions."""
     questions = [each.questions for each in benchmarks]
 
     def mean(estimates: Sequence[Estimate]) -> Estimate:

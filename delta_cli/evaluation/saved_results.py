@@ -1,4 +1,4 @@
-"""Evaluations on disk: those of a run or a model, and which two of them can be compared."""
+"""Saved evaluations: those of a run or a model, and which two of them can be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delta_cli.evaluation.compare import unlike
 from delta_cli.evaluation.results import FILE, EvaluationResult
 
 FOLDER = "evaluations"  # of a run
-NAMED = 4  # evaluations that a message lists
+LISTED = 4  # evaluations in a message
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class SavedEvaluation:
     evaluation: EvaluationResult
 
     def as_json(self) -> dict[str, Any]:
-        """What tells it from others, and its result."""
+        """What identifies it, and its result."""
         made = self.evaluation
         about = made.model_dump(mode="json", include={"model", "step", "suite", "limit", "settings"})
         return about | {"avg": made.average.avg.mean, "standard_error": made.average.avg.standard_error}
 
 
 def evaluations_of(path: Path) -> list[SavedEvaluation]:
-    """The evaluation at ``path``, or those of the run or model that it names, by suite and step.
+    """The evaluation at ``path``, or all of the run or model at ``path``, sorted by suite and step.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     if path.is_file() or (path / FILE).is_file():
         return [SavedEvaluation(path if path.is_dir() else path.parent, EvaluationResult.read(path))]
     if not path.exists() and (Path(FOLDER) / path.name).is_dir():
-        path = Path(FOLDER) / path.name  # where delta eval puts those of a model
+        path = Path(FOLDER) / path.name  # where delta eval writes those of a model
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
     root = path / FOLDER if (path / "recipe.toml").is_file() else path
@@ -48,22 +48,21 @@ def evaluations_of(path: Path) -> list[SavedEvaluation]:
 
 
 def comparable(before: Path, after: Path) -> tuple[SavedEvaluation, SavedEvaluation]:
-    """An evaluation of each that were made alike; of several steps the newest.
+    """One evaluation of each with the same suite and settings; of several steps, the newest.
 
-    Raises UserError where none are alike, and where they are so on more than one suite or with more than
-    one choice of settings.
+    Raises UserError if there is no such pair, or if there are pairs with different suites or settings.
     """
     first, second = evaluations_of(before), evaluations_of(after)
     pairs = [(a, b) for a in first for b in second if not unlike(a.evaluation, b.evaluation)]
     if not pairs:
         if len(first) == len(second) == 1:
-            return first[0], second[0]  # whose difference the comparison names
+            return first[0], second[0]  # the comparison will name the difference
         raise UserError(
             f"{before} has {_listed(first)}, {after} has {_listed(second)}: no two are of the same suite and settings; "
             "evaluate both alike"
         )
     same = [(a, b) for a, b in pairs if a.evaluation.data == b.evaluation.data]
-    pairs = same or pairs  # else they share some problems
+    pairs = same or pairs  # otherwise they may share some problems
     kinds = {_kind(a.evaluation) for a, _ in pairs}
     if len(kinds) > 1:
         raise UserError(
@@ -74,11 +73,11 @@ def comparable(before: Path, after: Path) -> tuple[SavedEvaluation, SavedEvaluat
 
 
 def _kind(evaluation: EvaluationResult) -> str:
-    """Two evaluations of one kind can be compared."""
+    """Two evaluations with the same text can be compared."""
     return f"{evaluation.suite} {evaluation.limit} {evaluation.settings.model_copy(update={'seed': 0})}"
 
 
 def _listed(found: Sequence[SavedEvaluation]) -> str:
     names = list(dict.fromkeys(each.path.name for each in found))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more

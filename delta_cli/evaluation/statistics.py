@@ -1,8 +1,8 @@
-"""What sampled answers say about a policy, and how sure one can be of it.
+"""Accuracy of a policy from sampled responses, with its uncertainty.
 
-P problems of a benchmark are answered k times each; ``correct`` [P, k] holds the outcomes. Samples of
-one problem resemble each other, so the unit of every standard error, interval and resampling is the
-problem, never the sample. All numbers are float64 shares in [0, 1].
+Each of the P problems of a benchmark has k samples; ``correct`` [P, k] holds their outcomes. Samples of one problem
+are not independent, so standard errors, intervals and resampling always treat the problem as the unit, never the
+sample. All numbers are float64 shares in [0, 1].
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RankTest:
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """The chance that at least one of k samples is right: 1 − C(n−c, k) / C(n, k).
 
-    Unbiased (Chen et al. 2021, eq. 1). Computed in whole numbers and divided once, so it is exact to
-    rounding for any n. Raises ValueError unless 0 ≤ c ≤ n and 1 ≤ k ≤ n.
+    Unbiased (Chen et al. 2021, eq. 1). Computed in integers and divided once, so it is exact to rounding for any n.
+    Raises ValueError unless 0 ≤ c ≤ n and 1 ≤ k ≤ n.
     """
     if not (0 <= correct <= samples and 1 <= k <= samples):
         raise ValueError(f"pass@{k} needs 0 <= correct <= samples and 1 <= k <= samples, got {correct} of {samples}")
@@ -54,11 +54,11 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
-    """maj@k of one problem, over all its k samples: is the answer given most often the right one?
+    """maj@k of one problem over its k samples: is the most frequent answer correct?
 
-    All answers graded correct are one answer, however they are written; wrong answers are told apart by
-    their text without white space. A sample without an answer does not vote. Of m answers tied for
-    first place each is chosen with probability 1/m, so the result is 0, 1/m or 1.
+    All answers graded correct count as one answer. Wrong answers are distinguished by their text without white space.
+    Samples without an answer do not vote. If m answers tie for first place, each is chosen with probability 1/m, so the
+    result is 0, 1/m or 1.
     """
     right = sum(correct)
     wrong = Counter(
@@ -74,11 +74,11 @@ def majority(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
 def estimate(values: Doubles, samples: int) -> Estimate:
     """The mean of ``values`` [P], one share in [0, 1] for each problem, from ``samples`` draws of each.
 
-    The standard error is the deviation between problems over √P, which holds the noise of sampling
-    and that of the choice of problems alike. The interval is Wilson's with the effective number of
+    The standard error is the standard deviation over problems divided by √P, which includes the noise of sampling
+    and of the choice of problems. The interval is Wilson's with the effective number of
     draws mean·(1 − mean)/SE² in place of a count (Franco et al. 2019), kept between P and P·samples:
-    with one sample a problem it is exactly Wilson's, and it has sense at 0 and 1, where the normal and
-    the bootstrap interval have no width. One problem alone has the largest standard error possible.
+    with one sample a problem it is exactly Wilson's, and it is sensible at 0 and 1, where the normal and the
+    bootstrap interval have no width. A single problem gets the largest possible standard error.
     """
     mean = float(np.mean(values))
     if len(values) == 1:
@@ -89,7 +89,7 @@ def estimate(values: Doubles, samples: int) -> Estimate:
 def weighted_average(estimates: Sequence[Estimate], questions: Sequence[int], samples: int) -> Estimate:
     """The average of benchmarks weighted by their number of questions (the paper's "Avg").
 
-    The benchmarks are fixed and only their problems are a sample of possible ones: SE² = Σ w²·SE_b².
+    The benchmarks are fixed; only their problems are a random sample: SE² = Σ w²·SE_b².
     """
     weights = np.array(questions) / sum(questions)
     mean = float(weights @ [each.mean for each in estimates])
@@ -99,7 +99,7 @@ def weighted_average(estimates: Sequence[Estimate], questions: Sequence[int], sa
 
 def _wilson(mean: float, error: float, questions: int, samples: int) -> Estimate:
     spread = max(mean * (1 - mean), 0.0)
-    most = questions * samples if spread > 0 else questions  # all right or all wrong: the samples tell nothing more
+    most = questions * samples if spread > 0 else questions  # all right or all wrong: more samples add no information
     draws = min(max(spread / error**2, questions), most) if error > 0 else most
     centre = (mean + Z**2 / (2 * draws)) / (1 + Z**2 / draws)
     half = Z / (1 + Z**2 / draws) * math.sqrt(spread / draws + Z**2 / (4 * draws**2))
@@ -107,9 +107,9 @@ def _wilson(mean: float, error: float, questions: int, samples: int) -> Estimate
 
 
 def suite_scores(outcomes: Sequence[Bools]) -> Doubles:
-    """The k scores [k] of a whole suite, one for each sample index, from ``correct`` [P_b, k] of each benchmark.
+    """The scores [k] of a whole suite, one for each sample index, from ``correct`` [P_b, k] of each benchmark.
 
-    Each score is what the suite would have given with one sample a problem, weighted by questions.
+    Each is the score with one sample per problem, weighted by questions.
     """
     scores: Doubles = np.concatenate([np.asarray(correct, dtype=bool) for correct in outcomes]).mean(axis=0)
     return scores
@@ -119,8 +119,8 @@ def paired_bootstrap(differences: Sequence[Doubles], seed: int = 0, resamples: i
     """The question-count weighted mean of paired differences, with a percentile bootstrap over problems.
 
     ``differences`` holds, for each benchmark, the difference in the share of right answers of each problem
-    [P_b]. Problems are drawn with replacement inside their benchmark, so its weight stays what it is.
-    The standard error is the deviation of the resampled means.
+    [P_b]. Problems are resampled with replacement within their benchmark, so its weight stays the same.
+    The standard error is the standard deviation of the resampled means.
     """
     rng = np.random.default_rng(seed)
     totals = np.zeros(resamples)
@@ -136,10 +136,10 @@ def paired_bootstrap(differences: Sequence[Doubles], seed: int = 0, resamples: i
 def mann_whitney(first: Doubles, second: Doubles) -> RankTest:
     """Does ``first`` tend to be larger than ``second``? One-sided Mann–Whitney U (scipy).
 
-    Exact where no two scores are equal; otherwise the normal approximation, corrected for ties and
-    continuity. Where all scores are equal the p-value is 1.
+    Exact if all scores differ, otherwise the normal approximation corrected for ties and continuity. If all scores
+    are equal, the p-value is 1.
     """
-    from scipy import stats  # takes a second to import, which training and evaluating need not wait for
+    from scipy import stats  # takes a second to import; training and evaluating do not need it
 
     pooled = np.concatenate([first, second])
     method = "exact" if len(np.unique(pooled)) == len(pooled) else "asymptotic"

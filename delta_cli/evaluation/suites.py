@@ -1,4 +1,4 @@
-"""Suites: which benchmarks, and how responses to them are drawn. A suite is a TOML file; some are shipped."""
+"""Suites: which benchmarks, and how responses are sampled. A suite is a TOML file; some are shipped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BenchmarkSpec(ProblemSource):
 
 
 class Suite(FrozenModel):
-    """Benchmarks that are evaluated together."""
+    """Benchmarks that are evaluated together, and the settings for them."""
 
     name: str = Field(min_length=1)
     description: str = ""
@@ -48,21 +48,21 @@ class Suite(FrozenModel):
         return self
 
     def with_settings(self, **changes: Any) -> Suite:
-        """The suite with other settings; raises UserError where one is out of range. None changes nothing."""
+        """The suite with other settings; None leaves one unchanged. Raises UserError for a value out of range."""
         given = {key: value for key, value in changes.items() if value is not None}
         table = {**self.model_dump(), "settings": {**self.settings.model_dump(), **given}}
         return _parse(table, f"suite '{self.name}'", given)
 
 
 def names() -> list[str]:
-    """The shipped suites."""
+    """The names of the shipped suites."""
     return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml"))
 
 
 def load_suite(name: str) -> Suite:
-    """A shipped suite by name, or one from the path of a TOML file, whose own paths are relative to it.
+    """A shipped suite by name, or the suite in a TOML file, whose paths are relative to the file.
 
-    Raises UserError, one line, for a name that does not exist and for every key or value not allowed.
+    Raises UserError for a name that does not exist and for a key or value that is not allowed.
     """
     if name in names():
         return _parse(_toml((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name), name)
@@ -86,7 +86,7 @@ def file_suite(path: str, settings: EvaluationSettings) -> Suite:
 
 
 def load_benchmarks(specs: Sequence[BenchmarkSpec], limit: int | None = None) -> list[Benchmark]:
-    """The problems of the benchmarks, at most ``limit`` of each; raises UserError where they cannot be read."""
+    """The problems of the benchmarks, at most ``limit`` of each; raises UserError if they cannot be read."""
     return [_load(spec, limit) for spec in specs]
 
 
@@ -99,7 +99,7 @@ def _load(spec: BenchmarkSpec, limit: int | None) -> Benchmark:
 
 
 def _beside(spec: BenchmarkSpec, folder: Path) -> BenchmarkSpec:
-    """The benchmark with its source's path, where there is such a file or folder beside the suite."""
+    """The benchmark, with the path of its source if this is a file or folder beside the suite."""
     path = folder / spec.source
     return spec.model_copy(update={"source": str(path)}) if path.exists() else spec
 
@@ -116,7 +116,7 @@ def _toml(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse(table: Mapping[str, Any], where: str, options: Mapping[str, Any] | None = None) -> Suite:
-    """The suite of a table. A mistake in one of the ``options`` is told of it as it was typed."""
+    """The suite in a table. An error in one of the ``options`` names the option as it was typed."""
     try:
         suite = Suite.model_validate(table)
         prompts.check(suite.settings.template)
@@ -129,7 +129,7 @@ def _parse(table: Mapping[str, Any], where: str, options: Mapping[str, Any] | No
 
 
 def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> str:
-    """The first mistake: key or option, value, what is allowed."""
+    """The first mistake: the key or option, its value, and what is allowed."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Evaluations and comparisons as tables in the paper's layout: benchmarks side by side, the average last."""
+"""Evaluations and comparisons as tables in the paper's layout: a column for each benchmark, the average last."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from delta_cli.evaluation.saved_results import SavedEvaluation
 from delta_cli.evaluation.statistics import Estimate
 from delta_cli.text import count, fits
 
-CellParts = tuple[str, ...]  # parts on one line where there is room, else below each other
-LABELS = (24, 14)  # cells that a row's label may take where room is short
+CellParts = tuple[str, ...]  # written on one line if there is room, otherwise below each other
+LABELS = (24, 14)  # maximal widths of row labels if there is little room
 
 
 def render(evaluation: EvaluationResult) -> RenderableType:
@@ -77,14 +77,14 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         f"bootstrap interval over problems{_weighted(columns)}."
     )
     if comparison.unshared:
-        how += f" {count(comparison.unshared, 'problem')} that only one evaluation has left out."
+        how += f" Left out: {count(comparison.unshared, 'problem')} in only one of the evaluations."
     title = Text(f"{comparison.after} against {comparison.before}, on {comparison.suite}", style="italic")
     table = SideBySide([row.name for row in columns], rows)
     return Group(title, table, Text(how, style="dim"), Text(comparison.statement))
 
 
 def render_evaluations(found: Sequence[SavedEvaluation]) -> RenderableType:
-    """The evaluations of a run or a model, a line each."""
+    """A line for each evaluation of a run or a model."""
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for name in ("step", "avg@k %", "k"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -99,7 +99,7 @@ def render_evaluations(found: Sequence[SavedEvaluation]) -> RenderableType:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """A column for each benchmark: cells on one line where there is room, else on two, else in several tables."""
+    """A column for each benchmark: cells on one line if there is room, otherwise on two, otherwise several tables."""
 
     names: Sequence[str]
     rows: Sequence[tuple[str, Sequence[CellParts]]]
@@ -146,7 +146,7 @@ def _interval(estimate: Estimate, signed: bool = False) -> CellParts:
 
 
 def _failures(summary: Summary) -> list[Text]:
-    """A line on responses whose grading failed, if any."""
+    """A line about responses whose grading failed, if there are any."""
     if not summary.failures:
         return []
     counts = ", ".join(f"{reason}: {number}" for reason, number in summary.failures.items())

@@ -1,1 +1,1 @@
-"""A run's model as others get it: quantised, as GGUF, on the hub, with a card."""
+"""Publishing a run's model: quantised, as GGUF, on the hub, with a model card."""

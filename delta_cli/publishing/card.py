@@ -1,4 +1,4 @@
-"""A model card for the hub, made from what a run wrote down."""
+"""A model card for the hub, made from the records of a run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def card(run: Path, step: int | None, name: str, quantised: bool) -> str:
 
 
 def licence_of(model: str) -> str | None:
-    """What a base model's own card, or the table of shipped models, says of its licence; None where nothing does."""
+    """The licence of a base model, from its card or the table of shipped models; None if neither states one."""
     if model == "tiny-base":
         return "apache-2.0"
     folder = Path(model_path(model)).expanduser()
@@ -75,7 +75,7 @@ def _read(file: Path) -> str:
 
 
 def _cached(model: str) -> str:
-    """A hub model's card, from the hub or its cache; nothing where neither gives it."""
+    """The card of a hub model, from the hub or its cache; empty if neither has it."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
@@ -87,7 +87,7 @@ def _cached(model: str) -> str:
 
 
 def _curve(recorded: RecordedRun) -> list[str]:
-    """The held-out accuracy over the run, or its rewards where there was no evaluation."""
+    """The held-out accuracy over the run, or its rewards if it was not evaluated."""
     if recorded.evaluations:
         rows = [f"| {record['step']} | {percent(record.get('accuracy'))} |" for record in recorded.evaluations]
         return ["## Held-out accuracy while training\n\n| step | accuracy |\n|---|---|\n" + "\n".join(rows)]
@@ -99,7 +99,7 @@ def _curve(recorded: RecordedRun) -> list[str]:
 
 
 def _evaluations(run: Path, step: int | None) -> list[str]:
-    """The run's evaluations of that very step: what the card's numbers are of is this model."""
+    """The run's evaluations of this step, so that the card's numbers are this model's."""
     found = [EvaluationResult.read(file) for file in sorted((run / "evaluations").glob(f"*/{FILE}"))]
     rows = [
         f"| {each.suite} | {each.average.avg.mean:.1%} ({each.average.avg.low:.1%} to {each.average.avg.high:.1%}) | "

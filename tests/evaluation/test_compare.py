@@ -118,7 +118,9 @@ def test_only_shared_problems_count_whatever_their_order() -> None:
     assert (comparison.average.questions, comparison.unshared) == (22, 8)
     difference = part["AIME24"].mean() - marks(1, 0.8)["AIME24"][:12].mean()
     assert comparison.benchmarks[0].difference.mean == pytest.approx(difference)
-    assert "8 problems that only one evaluation has left out" in " ".join(text(render_comparison(comparison)).split())
+    assert "Left out: 8 problems in only one of the evaluations" in " ".join(
+        text(render_comparison(comparison)).split()
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_the_command_line_of_trl_takes_them(tmp_path: Path) -> None:
         ({"delta_proxy": "hidden"}, "delta_proxy: "),
         ({"delta_feature_bytes": -1}, "delta_feature_bytes must be 0 or more, not -1"),
         ({"importance_sampling_level": "sequence"}, "set importance_sampling_level='token'"),
-        ({"loss_type": "new"}, "loss_type 'new' is not known to take advantages of single tokens; choose one of grpo"),
+        ({"loss_type": "new"}, "loss_type 'new' is not known to accept token advantages; choose one of grpo"),
     ],
 )
 def test_what_is_refused_says_why_in_a_line(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
     from delta_cli.integrations.trl import DelTAConfig, DelTATrainer
 
-in place of GRPOConfig and GRPOTrainer. For a trainer class of your own: ``with_delta(MyTrainer)``.
-Raises ImportError where TRL is missing or of another version than those tested.
+in place of GRPOConfig and GRPOTrainer. For a trainer class of your own, use ``with_delta(MyTrainer)``.
+The import raises ImportError if TRL is missing or has a version that was not tested.
 """
 
 from delta_cli.integrations.trl.versions import check_trl

@@ -1,4 +1,4 @@
-"""The credit's settings as arguments of a TRL trainer."""
+"""DelTA's settings as arguments of a TRL trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trl import GRPOConfig
 
 from delta_cli.recipe.method import DeltaSection
 
-# Losses in which the advantage of each token multiplies that token's own term.
+# Losses in which each token's advantage multiplies the term of that token.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 
 
@@ -20,10 +20,10 @@ def _option(default: Any, meaning: str) -> Any:
 
 @dataclass
 class DelTAArguments:
-    """DelTA's options, as a recipe's section ``delta`` has them, for any config class of TRL's GRPO.
+    """The keys of a recipe's section ``delta`` as arguments, for any config class of TRL's GRPO.
 
-    For a config class of your own: ``class MyDelTAConfig(DelTAArguments, MyConfig)``, a dataclass.
-    Raises ValueError for a value out of range or a loss that cannot take token weights.
+    For a config class of your own, write a dataclass ``class MyDelTAConfig(DelTAArguments, MyConfig)``. Raises
+    ValueError for a value out of range or a loss that does not accept token weights.
     """
 
     delta_proxy: Literal["output_row", "hidden_topk", "hidden_exact"] = _option(
@@ -36,29 +36,33 @@ class DelTAArguments:
     delta_refinements: int = _option(1, "Passes that refine the centroids.")
     delta_lambda_min: float = _option(0.8, "Least coefficient.")
     delta_lambda_max: float = _option(1.2, "Largest coefficient.")
-    delta_temperature: float | None = _option(None, "Fixed temperature of the scores; None: from the margins, lagged.")
-    delta_centroid: Literal["mean", "median"] = _option("mean", "Centroid of a side; the median heeds far tokens less.")
-    delta_one_sided: Literal["none", "zero"] = _option(
-        "none", "Batches without a side: weights of 1, or a contrast to a centroid at zero."
+    delta_temperature: float | None = _option(None, "Fixed temperature of the scores; None: lagged, from the margins.")
+    delta_centroid: Literal["mean", "median"] = _option(
+        "mean", "Centroid of a side; the median gives less weight to distant tokens."
     )
-    delta_shards: int = _option(1, "Parts of the batch with centroids and a mean of their own.")
-    delta_score: Literal["sigmoid", "hard", "random"] = _option("sigmoid", "Score of a margin; others are ablations.")
+    delta_one_sided: Literal["none", "zero"] = _option(
+        "none", "If a side is missing: weights of 1, or a contrast to a centroid at zero."
+    )
+    delta_shards: int = _option(1, "Parts of the batch, each with its own centroids and mean.")
+    delta_score: Literal["sigmoid", "hard", "random"] = _option(
+        "sigmoid", "Score of a margin; the others are ablations."
+    )
     delta_contrast: Literal["between", "within"] = _option("between", "Margins between the sides; within: ablation.")
     delta_weighting: Literal["range", "alpha", "top", "bottom", "random"] = _option(
         "range", "From score to coefficient; the others are ablations."
     )
     delta_share: float = _option(0.5, "Share of tokens that train, with weighting top, bottom or random.")
     delta_normalise: Literal["sum", "count"] = _option(
-        "sum", "Coefficients with mean 1; count leaves them as they are."
+        "sum", "sum: scale coefficients to mean 1; count: leave them unscaled."
     )
     delta_feature_bytes: int = _option(2**33, "Bytes of token features kept on the device.")
     delta_feature_host_bytes: int = _option(
-        2**36, "Bytes of token features kept in host memory; the rest is computed anew for each reduction."
+        2**36, "Bytes of token features kept in host memory; the rest is recomputed for each reduction."
     )
     delta_rollouts_every: int = _option(
-        10, "Optimizer steps between recorded rollouts in OUTPUT_DIR/delta, for delta inspect and report; 0: none."
+        10, "Optimizer steps between rollouts recorded in OUTPUT_DIR/delta for delta inspect and report; 0: none."
     )
-    delta_right_above: float = _option(0.5, "A recorded response counts as right where its reward is above this.")
+    delta_right_above: float = _option(0.5, "A recorded response counts as right if its reward is above this.")
 
     def __post_init__(self) -> None:
         getattr(super(), "__post_init__", lambda: None)()
@@ -70,7 +74,7 @@ class DelTAArguments:
             check_loss(self)
 
     def delta_section(self) -> DeltaSection:
-        """The options as a recipe's section; ValueError with one line where one is out of range."""
+        """The arguments as a recipe's section; raises ValueError, one line, for a value out of range."""
         values = {name: getattr(self, f"delta_{name}") for name in DeltaSection.model_fields}
         if values["temperature"] is None:
             values["temperature"] = "lagged"
@@ -84,30 +88,30 @@ class DelTAArguments:
 
 @dataclass
 class DelTAConfig(DelTAArguments, GRPOConfig):
-    """GRPOConfig with DelTA's options, all of which begin with ``delta_``."""
+    """GRPOConfig with DelTA's arguments, which all begin with ``delta_``."""
 
 
 def arguments_of(args: GRPOConfig) -> DelTAArguments:
-    """The credit's options among a trainer's arguments; the paper's where they have none."""
+    """DelTA's part of a trainer's arguments; the paper's settings if they have none."""
     if isinstance(args, DelTAArguments):
         return args
     return DelTAArguments()
 
 
 def check_loss(args: GRPOConfig) -> None:
-    """Raise ValueError for a loss in which token weights would not do what they say."""
+    """Raise ValueError for a loss in which token weights would not have their effect."""
     if args.importance_sampling_level == "sequence":
         raise ValueError(
-            "importance_sampling_level 'sequence' gives all tokens of a completion one ratio and so one gradient: "
-            "token weights would shrink to their mean over it; set importance_sampling_level='token'"
+            "importance_sampling_level 'sequence' gives all tokens of a completion one ratio and one gradient, so "
+            "token weights would shrink to their mean; set importance_sampling_level='token'"
         )
     if args.loss_type not in LOSS_TYPES:
         raise ValueError(
-            f"loss_type '{args.loss_type}' is not known to take advantages of single tokens; choose one of "
+            f"loss_type '{args.loss_type}' is not known to accept token advantages; choose one of "
             f"{', '.join(LOSS_TYPES)}"
         )
 
 
 def options(arguments: DelTAArguments) -> dict[str, Any]:
-    """The credit's options by name, as they were given."""
+    """DelTA's arguments by name, as given."""
     return {each.name: getattr(arguments, each.name) for each in fields(DelTAArguments)}

@@ -1,4 +1,4 @@
-"""Token coefficients of a generation batch, over all processes, and their statistics."""
+"""Token coefficients of a generation batch over all processes, and their statistics."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from delta_cli.training.metrics import describe_coefficients
 
 @dataclass(frozen=True)
 class BatchCredit:
-    """What a process's B completions, of T tokens at most, are credited with."""
+    """The credit of a process's B completions of at most T tokens."""
 
-    weights: Tensor  # [B, T] float32; 1 where a token does not count
-    coefficients: TokenCoefficients  # of the N tokens that count, flat and in order
+    weights: Tensor  # [B, T] float32; 1 for tokens that the loss leaves out
+    coefficients: TokenCoefficients  # of the N counted tokens, flat and in order
     counted: Bools  # [B, T]
     advantages: Doubles  # [B]
 
 
 def token_mask(output: dict[str, Any]) -> Tensor:
-    """Which tokens of a generation batch the loss counts, bool [B, T]: no padding, nothing a tool wrote."""
+    """Which tokens of a generation batch the loss counts, bool [B, T]: neither padding nor a tool's tokens."""
     mask: Tensor = output["completion_mask"].bool()
     return mask & output["tool_mask"].bool() if "tool_mask" in output else mask
 
@@ -42,12 +42,11 @@ def credit(
     num_generations: int,
     rng: np.random.Generator,
 ) -> BatchCredit:
-    """The coefficients of a generation batch; ``scored.features`` are closed afterwards."""
+    """The coefficients of a generation batch. Closes ``scored.features``."""
     advantages = output["advantages"]
     if advantages.dim() != 1:
         raise ValueError(
-            f"DelTA makes token weights from one advantage for each completion, [B]; the trainer's are "
-            f"{list(advantages.shape)} already"
+            f"DelTA needs one advantage for each completion, [B]; the trainer's are {list(advantages.shape)}"
         )
     per_response = advantages.double().cpu().numpy()
     counted = token_mask(output)
@@ -74,28 +73,28 @@ def credit(
 
 
 class AcceleratorRanks:
-    """Those of an accelerator, as the core asks for them."""
+    """The processes of an accelerator, with the methods that the credit core calls."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return int(self._accelerator.num_processes)
 
     def sum(self, array: Doubles) -> Doubles:
-        """The sum over processes of arrays of one shape, in float64."""
+        """The sum of the processes' arrays, in float64; all have the same shape."""
         tensor = torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(self._accelerator.device)
         return np.asarray(self._accelerator.reduce(tensor, "sum").cpu().numpy())
 
     def gather(self, item: Any) -> list[Any]:
-        """What every process handed in, in their order."""
+        """The items of all processes, in their order."""
         return list(gather_object([item]))
 
 
 def statistics(found: BatchCredit, scored: ScoredCompletions, accelerator: Accelerator) -> dict[str, Any]:
-    """Statistics of the coefficients of all processes, as ``delta train`` has them, and the mean entropy if known."""
+    """The statistics of ``delta train`` over the coefficients of all processes, and the mean entropy if known."""
     per_token = np.repeat(found.advantages, found.counted.sum(1))
     columns = np.stack([found.coefficients.weights, found.coefficients.margins, per_token], axis=1)
     table = torch.from_numpy(columns).float().to(accelerator.device)  # [N, 3]

@@ -1,4 +1,4 @@
-"""The run's folder that ``delta inspect`` and ``delta report`` open, and a column of TRL's completions table."""
+"""The run folder for ``delta inspect`` and ``delta report``, and a column in TRL's completions table."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from delta_cli.integrations.trl.credit import BatchCredit
 from delta_cli.integrations.trl.scoring import ScoredCompletions
 from delta_cli.runs.folder import JsonObject, RunFolder
 
-NAMES = ("id", "problem_id", "uid")  # columns of a data set that may name a problem
-ANSWERS = ("answer", "solution", "ground_truth", "final_answer")  # … and hold its answer
+NAMES = ("id", "problem_id", "uid")  # columns that may name a problem
+ANSWERS = ("answer", "solution", "ground_truth", "final_answer")  # columns that may hold its answer
 
 
 @dataclass(frozen=True)
 class GradedCompletions:
-    """What TRL handed to the reward functions, and what came back."""
+    """The input of TRL's reward functions and their rewards."""
 
     rows: list[JsonObject]  # B rows of the data set
-    completions: list[list[int]]  # B, token ids as they were sampled
-    rewards: torch.Tensor  # [all processes' B] weighted sum; NaN where no function gave one
+    completions: list[list[int]]  # B, token ids as sampled
+    rewards: torch.Tensor  # [all processes' B] weighted sum; NaN if no function gave one
 
 
 class RunRecorder:
-    """Writes ``OUTPUT_DIR/delta``: metrics of every generation batch, and every so many steps its rollouts."""
+    """Writes ``OUTPUT_DIR/delta``: metrics of generation batches, and rollouts every ``delta_rollouts_every`` steps."""
 
     def __init__(self, trainer: GRPOTrainer, arguments: DelTAArguments) -> None:
         self._trainer = trainer
@@ -51,7 +51,7 @@ class RunRecorder:
 
     @property
     def due(self) -> bool:
-        """Whether the rollouts of the generation batch under way will be written, which takes their entropies."""
+        """Whether the rollouts of the current generation batch will be written, which needs their entropies."""
         every, step = self._arguments.delta_rollouts_every, self._step
         return every > 0 and step != self._last and (self._recorded is None or step - self._recorded >= every)
 
@@ -64,7 +64,7 @@ class RunRecorder:
         statistics: JsonObject,
         seconds: float,
     ) -> None:
-        """Write a generation batch down; of several in one optimizer step the first."""
+        """Record a generation batch; of several in one optimizer step, the first."""
         accelerator, step, due = self._trainer.accelerator, self._step, self.due
         fresh = len(graded.completions) == len(found.advantages)  # a subclass may have dropped completions
         if not self._arguments.delta_rollouts_every or step == self._last or not fresh:
@@ -82,7 +82,7 @@ class RunRecorder:
                 self._folder.write_rollouts(step, lines)
 
     def _begin(self, done: int) -> None:
-        """Make the folder, or after a resume drop what it has of later steps."""
+        """Create the folder; after a resume, drop records of later steps."""
         if self._begun:
             return
         self._begun = True
@@ -93,7 +93,7 @@ class RunRecorder:
         (self._folder.model / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
 
     def _recipe(self) -> str:
-        """What the reports say about the run, as TOML."""
+        """What reports show about the run, as TOML."""
         args, model = self._trainer.args, self._trainer.model
         tables = {
             "run": {"steps": self._trainer.state.max_steps, "seed": args.seed},
@@ -112,7 +112,7 @@ class RunRecorder:
         return "\n".join(lines) + "\n"
 
     def _metrics(self, graded: GradedCompletions, accelerator: Any) -> JsonObject:
-        """Numbers of all processes' responses, by the names of ``delta train``."""
+        """Metrics of all processes' responses, with the names of ``delta train``."""
         mine = [[len(ids), self._truncated(ids)] for ids in graded.completions]
         table = accelerator.gather(torch.tensor(mine, device=accelerator.device)).cpu().numpy()
         rewards = graded.rewards.double().cpu().numpy()
@@ -139,7 +139,7 @@ class RunRecorder:
     def _lines(
         self, output: JsonObject, graded: GradedCompletions, scored: ScoredCompletions, found: BatchCredit
     ) -> Iterator[JsonObject]:
-        """This process's responses, in the format of docs/files.md."""
+        """This process's responses in the format of docs/files.md."""
         tokenizer, mine = self._trainer._tokenizer, len(graded.completions)
         first = self._trainer.accelerator.process_index * mine
         rewards = graded.rewards[first : first + mine].tolist()
@@ -165,8 +165,8 @@ class RunRecorder:
 
 
 def _per_token(scored: ScoredCompletions, found: BatchCredit) -> dict[str, np.ndarray[Any, Any]]:
-    """The columns of a recorded response, [B, T] each; coefficient 1 and margin 0 where a token does not count."""
-    assert scored.entropies is not None  # as the batch was due
+    """The columns of recorded responses, [B, T] each; tokens that do not count have coefficient 1 and margin 0."""
+    assert scored.entropies is not None  # because the batch was due
     margins = np.zeros(found.counted.shape)
     margins[found.counted] = found.coefficients.margins
     columns = {
@@ -183,7 +183,7 @@ def _first_of(names: tuple[str, ...], row: JsonObject, otherwise: str) -> str:
 
 
 def most_amplified(tokenizer: Any, ids: torch.Tensor, found: BatchCredit) -> list[str | None]:
-    """For each completion [B] its token with the largest coefficient, as text, and that; None without contrast."""
+    """For each of B completions the token with the largest coefficient and this coefficient; None without contrast."""
     result: list[str | None] = []
     for row, counted in zip(ids, found.counted, strict=True):
         at = len(result)

@@ -1,4 +1,4 @@
-"""Token features out of the forward that scores a generation batch: TRL's own, or one like it."""
+"""Token features from the forward that scores a generation batch, TRL's own or an equal one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from delta_cli.integrations.trl.config import DelTAArguments
 
 Forward = Callable[..., tuple[Tensor, Tensor, Any]]  # GRPOTrainer._get_per_token_logps_and_entropies, bound
 
-HEAD_CHUNK = 512  # tokens whose logits exist at a time, with a proxy that needs them
+HEAD_CHUNK = 512  # tokens whose logits are in memory at a time, with a proxy that needs logits
 _LOGIT_TRANSFORMS = (
     "logit_scale",
     "logits_scaling",
@@ -37,19 +37,19 @@ _LOGIT_TRANSFORMS = (
 
 @dataclass(frozen=True)
 class ScoredCompletions:
-    """A generation batch of B completions, T tokens at most, under the policy that is about to be updated."""
+    """A generation batch of B completions of at most T tokens, scored by the policy before its update."""
 
     logps: Tensor  # [B, T] at the sampling temperature
-    entropies: Tensor | None  # [B, T] nats; None where nobody asked
-    mask: Tensor  # [B, T] bool: tokens of which there are features, flat and in order
+    entropies: Tensor | None  # [B, T] nats; None if not requested
+    mask: Tensor  # [B, T] bool: tokens that have features, flat and in order
     features: TorchFeatures
 
 
 class FeatureScorer:
-    """Makes features of a trainer's completion tokens while the trainer's forward runs.
+    """Collects the features of completion tokens while the trainer's forward runs.
 
-    A hook on the backbone sees the hidden states that TRL's head reads, a chunk of completions at a
-    time. What does not fit into the bytes for features is made anew for each reduction.
+    A hook on the backbone receives the hidden states that TRL's head reads, one chunk of completions at a time.
+    Features that do not fit into the byte budgets are recomputed for each reduction.
     """
 
     def __init__(self, trainer: GRPOTrainer, arguments: DelTAArguments) -> None:
@@ -75,7 +75,7 @@ class FeatureScorer:
     ) -> ScoredCompletions:
         """Run ``forward`` on prompts and completions [B, P + T] and keep the features; ``tokens`` is T.
 
-        Entropies take TRL another [tokens, V] and a pass over it.
+        Entropies cost TRL another [tokens, V] array and a pass over it.
         """
         mask = attention_mask[:, -tokens:].bool()
         size = batch_size or len(input_ids)
@@ -123,7 +123,7 @@ class FeatureScorer:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """The circumstances of TRL's own scoring forward, and random numbers as if there had been no other one."""
+        """The conditions of TRL's own scoring forward; the state of the random generators is restored afterwards."""
         trainer = self._trainer
         device = trainer.accelerator.device
         devices = [device] if device.type == "cuda" else []
@@ -136,7 +136,7 @@ class FeatureScorer:
 
     @contextmanager
     def _watch(self, targets: Tensor, mask: Tensor, keep: Callable[[Tensor], None]) -> Iterator[None]:
-        """Hand ``keep`` the feature rows of masked tokens [B, T] of every forward of the backbone inside."""
+        """Pass the feature rows of the masked tokens [B, T] to ``keep`` on every forward of the backbone."""
         row, tokens = 0, mask.shape[1]
 
         def hook(_: Any, __: Any, output: Any) -> None:
@@ -161,7 +161,7 @@ class FeatureScorer:
         weight = self._causal.get_output_embeddings().weight
         if isinstance(weight, DTensor):
             weight = weight.full_tensor()
-        mixed = self._dtype() == torch.bfloat16 and hidden.device.type == "cuda"  # a CPU has no bf16 → float32 product
+        mixed = self._dtype() == torch.bfloat16 and hidden.device.type == "cuda"  # CPUs have no bf16 → float32 product
         with maybe_gather_lm_head_ctx(weight), torch.autocast(hidden.device.type, enabled=False):
             head = TorchHead(weight.detach().to(hidden.device, torch.bfloat16 if mixed else torch.float32), HEAD_CHUNK)
             found = head.statistics(
@@ -171,7 +171,7 @@ class FeatureScorer:
         return found
 
     def _allocate(self, count: int, images: bool, recompute: Any) -> TorchFeatures:
-        """Room for ``count`` features, as far as the bytes on device and host go; the rest is for ``recompute``."""
+        """Allocate ``count`` features within the byte budgets; ``recompute`` provides the rest."""
         size, dtype = self._config.hidden_size, self._dtype()
         if count * size * dtype.itemsize > sum(self._budgets) and (reason := self._kept_whole(images)):
             raise ValueError(
@@ -181,40 +181,40 @@ class FeatureScorer:
         return TorchFeatures.allocate(count, size, dtype, self._device(), self._budgets, recompute)
 
     def _kept_whole(self, images: bool) -> str | None:
-        """Why features cannot be computed anew, or None."""
+        """Why features cannot be recomputed, or None."""
         if self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
-            return "with a sharded model all processes would have to compute equally many of them anew"
-        return "prompts with images are not scored a second time" if images else None
+            return "with a sharded model all processes would have to recompute equally many of them"
+        return "prompts with images are not scored twice" if images else None
 
     def _device(self) -> torch.device:
-        """Where features live and sums are taken in float64, which Apple's GPU does not have."""
+        """The device of the features: it needs float64 for the sums, which Apple's GPU does not have."""
         device = self._trainer.accelerator.device
         return torch.device("cpu") if device.type == "mps" else device
 
     def _dtype(self) -> torch.dtype:
-        """Of the compute, in which features are kept."""
+        """The type of the computation, which is also that of the features."""
         mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
         precision: str = self._trainer.accelerator.mixed_precision
         own: torch.dtype = self._causal.dtype
         return mixed.get(precision, own)
 
     def _check_head(self) -> None:
-        """Raise ValueError where the head is more than a matrix, which the hidden_* proxies take it for."""
+        """Raise ValueError if the head is more than a matrix, because the hidden_* proxies assume a matrix."""
         head = self._causal.get_output_embeddings()
         found = [name for name in _LOGIT_TRANSFORMS if getattr(self._config, name, None) not in (None, 1)]
         if getattr(head, "bias", None) is not None:
             found.append("a bias of the head")
         if found:
             raise ValueError(
-                f"delta_proxy '{self._proxy.kind}' does not know this model's logits ({found[0]}); "
+                f"delta_proxy '{self._proxy.kind}' does not support this model's logits ({found[0]}); "
                 "set delta_proxy='output_row'"
             )
 
 
 class CountedFeatures:
-    """Of the features of all completion tokens those of N that count, each times its factor.
+    """The features of the N counted tokens among all completion tokens, each multiplied by its factor.
 
-    ``index`` [N] ascending says where they are; a token that a tool wrote is not among them.
+    ``index`` [N] holds their positions in ascending order; tokens that a tool wrote are not counted.
     """
 
     def __init__(self, rows: TorchFeatures, total: int, index: Ids, scale: Floats) -> None:
@@ -235,7 +235,7 @@ class CountedFeatures:
         return np.asarray(self._rows.squared_norms())[self._index] * self._scale**2
 
     def slice(self, start: int, stop: int) -> CountedFeatures:
-        """The features of tokens start:stop; shares the memory."""
+        """The features of the tokens start:stop, in the same memory."""
         if start == stop:
             return CountedFeatures(self._rows.slice(0, 0), 0, self._index[:0], self._scale[:0])
         first, last = int(self._index[start]), int(self._index[stop - 1]) + 1

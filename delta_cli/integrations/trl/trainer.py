@@ -1,4 +1,4 @@
-"""GRPOTrainer with DelTA: the advantages of a generation batch become advantages of its tokens, and no more changes."""
+"""GRPOTrainer with DelTA: the advantages of completions become token advantages; nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from delta_cli.seeds import generator
 
 ForwardOutputs = tuple[Tensor, Tensor | None, Tensor | None]  # log-probabilities, entropies and what TRL adds, [B, T]
 
-_Base: Any = object  # Any, because the mixin's methods are overrides of a trainer that comes after it
+_Base: Any = object  # Any, because the mixin overrides methods of the trainer that follows it among the bases
 
 COLUMN = "most amplified token"  # of the completions table
 
-# What a batch with images brings to the forward, besides ids and masks.
+# Inputs of the forward for batches with images, besides ids and masks.
 _MULTIMODAL = (
     "pixel_values",
     "image_grid_thw",
@@ -42,8 +42,8 @@ _MULTIMODAL = (
 class DelTAMixin(_Base):
     """Adds token credit to a GRPOTrainer: put it before the trainer among the bases, or call :func:`with_delta`.
 
-    A completion's advantage A [B] becomes A times its tokens' coefficients, [B, T], which TRL's loss
-    takes as it is. Evaluation keeps TRL's advantages.
+    The advantages A [B] of completions are multiplied by the coefficients of their tokens, which gives [B, T]; TRL's
+    losses accept this shape. Evaluation keeps TRL's advantages.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,12 +53,12 @@ class DelTAMixin(_Base):
         self._delta_section = arguments.delta_section()
         self._delta_scorer = FeatureScorer(self, arguments)
         self._delta_recorder = RunRecorder(self, arguments)
-        self._delta_watching = False  # whether the policy's next scoring forward is TRL's for this batch
+        self._delta_watching = False  # whether the policy's next forward is TRL's scoring of this batch
         self._delta_scored: ScoredCompletions | None = None
         self._delta_graded: GradedCompletions | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's generation batch, with advantages [B, T]."""
+        """TRL's generation batch with advantages [B, T]."""
         training = self.model.training
         self._delta_watching = training and self._delta_trl_scores()
         try:
@@ -82,7 +82,7 @@ class DelTAMixin(_Base):
         compute_entropy: bool = False,
         **inputs: Any,
     ) -> ForwardOutputs:
-        """TRL's forward; the one that scores a generation batch under the policy is watched for features."""
+        """TRL's forward; features are collected from the one that scores a generation batch with the policy."""
         forward: Callable[..., Any] = super()._get_per_token_logps_and_entropies
         if not (self._delta_watching and model is self.model):
             scores: ForwardOutputs = forward(
@@ -95,7 +95,7 @@ class DelTAMixin(_Base):
                 **inputs,
             )
             return scores
-        self._delta_watching = False  # the next one may be the reference's
+        self._delta_watching = False  # the next forward may be that of the reference model
         found = self._delta_scorer.score(
             forward,
             model,
@@ -112,7 +112,7 @@ class DelTAMixin(_Base):
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
     ) -> Tensor:
-        """TRL's rewards, kept for the records."""
+        """TRL's rewards, which are kept for the records."""
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         total[rewards.isnan().all(dim=1)] = torch.nan
@@ -120,7 +120,7 @@ class DelTAMixin(_Base):
         return rewards
 
     def _delta_credit(self, output: dict[str, Any], rows: int) -> None:
-        """Turn the batch's advantages into those of its tokens, and say what came out."""
+        """Turn the batch's advantages into token advantages; log and record the coefficients."""
         begun = time.perf_counter()
         scored = self._delta_scored
         if scored is None or output.get("old_per_token_logps") is not scored.logps:
@@ -142,7 +142,7 @@ class DelTAMixin(_Base):
             self._delta_recorder.record(output, self._delta_graded, scored, found, numbers, seconds)
 
     def _delta_score(self, output: dict[str, Any]) -> ScoredCompletions:
-        """The forward that TRL did not make, with its inputs."""
+        """Run the scoring forward that TRL skipped, with the inputs it would get."""
         with self._delta_scorer.scoring():
             return self._delta_scorer.score(
                 super()._get_per_token_logps_and_entropies,
@@ -156,26 +156,26 @@ class DelTAMixin(_Base):
             )
 
     def _delta_trl_scores(self) -> bool:
-        """Whether TRL computes log-probabilities of the generation batch itself."""
+        """Whether TRL scores the generation batch itself."""
         aligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
         return not aligned or (self.use_vllm and self.vllm_importance_sampling_correction)
 
     def _delta_log_column(self, values: list[str | None]) -> None:
-        """A column of the completions table; evaluations fill it too, since all columns are of one length."""
+        """Add to the column of the completions table; evaluations do too, because all columns have one length."""
         if self.log_completions:
             self._logs["extra"][COLUMN].extend(gather_object(values))
 
 
 class DelTATrainer(DelTAMixin, GRPOTrainer):
-    """GRPOTrainer with DelTA token credit; its options are those of DelTAConfig."""
+    """GRPOTrainer with DelTA token credit; DelTAConfig has its arguments."""
 
     _tag_names: ClassVar[list[str]] = [*GRPOTrainer._tag_names, "delta"]
 
 
 def with_delta(trainer: type[GRPOTrainer]) -> type[GRPOTrainer]:
-    """A trainer class with token credit, from one of your own; DelTAArguments among its arguments set the options.
+    """Add token credit to a trainer class of your own; its arguments may include DelTAArguments.
 
-    Raises TypeError for a class that is no GRPOTrainer.
+    Raises TypeError if the class is no GRPOTrainer.
     """
     if not issubclass(trainer, GRPOTrainer):
         raise TypeError(f"with_delta needs a subclass of TRL's GRPOTrainer, not {trainer.__name__}")

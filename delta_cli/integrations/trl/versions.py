@@ -1,15 +1,15 @@
-"""Which versions of TRL the plug-in was written and tested against."""
+"""The versions of TRL that the plug-in was tested with."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-LOW, HIGH = (1, 16), (1, 17)  # from LOW on, below HIGH; the extra ``trl`` in pyproject.toml says the same
+LOW, HIGH = (1, 16), (1, 17)  # LOW is included, HIGH is not; keep the extra ``trl`` in pyproject.toml equal
 INSTALL = "run: pip install 'delta-rlvr[trl]'"
 
 
 def check_trl() -> None:
-    """Raise ImportError where TRL is missing or of a version whose private methods may be others."""
+    """Raise ImportError if TRL is missing or has a version whose private methods may differ."""
     wanted = f"trl>={'.'.join(map(str, LOW))},<{'.'.join(map(str, HIGH))}"
     try:
         found = version("trl")
