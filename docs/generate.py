@@ -204,10 +204,10 @@ def memory() -> str:
 SMALL_GPUS = (16, 24, 48)
 FOUR_BITS = """## Adapters on 4 bits
 
-`model.load_in_4bit = true` keeps the matrices of the layers in 4 bits (NF4, by bitsandbytes; embeddings and head stay
-in 16): `recipes/qwen3_8b_lora.toml` with it, with `model.gradient_checkpointing` and
-`update.micro_batch_tokens = 4096`. The table says how many responses can be drawn at a time (`rollout.batch`) where a
-tenth of the GPU is left free; more of them only draw faster. A dash: not even one.
+`model.load_in_4bit = true` keeps the matrices of the layers in 4 bits (NF4, by bitsandbytes); embeddings and head stay
+in 16 bits. The table uses `recipes/qwen3_8b_lora.toml` with it, with `model.gradient_checkpointing` and with
+`update.micro_batch_tokens = 4096`. It says how many responses can be drawn at a time (`rollout.batch`) if a tenth of
+the GPU stays free; drawing more at a time only makes it faster. A dash means that not even one fits.
 """
 
 
@@ -227,28 +227,28 @@ def _packed() -> Iterator[tuple[str, ...]]:
 
 MOMENTS = """## AdamW's moments
 
-They are twice the size of what is trained, and needed only while an update is made. `update.offload = true` keeps
-them in host memory. An update brings them to the device 256 MiB at a time, computes there as it always does and sends
-them back, one such piece on its way back while the next one comes. Weights and checkpoints are the same bit for bit,
-and a run may go on with it or without. What it costs is the way over the bus: 8 bytes for each trained number to the
-device and back, in every update.
+The moments are twice as large as what is trained, and are needed only during an update. `update.offload = true` keeps
+them in host memory. An update brings them to the device 256 MiB at a time, computes there as always and sends them
+back; one piece is on its way back while the next one comes. Weights and checkpoints are the same bit for bit, and a
+run may continue with or without it. The cost is the transfer: 8 bytes for each trained number to the device and back,
+in every update.
 
-`update.moments = "int8"` stores a code of one byte for each number and a float32 scale for each block of 256, as in
-[8-bit Optimizers via Block-wise Quantization](https://arxiv.org/abs/2110.02861). Weights of fewer than 4096 numbers
-keep float32 moments. The second moment is stored as its square root and without a code for 0: in the published form
-it can be rounded to 0 beside a first moment that is not, and then the update is divided by epsilon alone. With
-gradients whose sizes within a block spread as exp(2·N(0, 1)), the largest of 60 updates was more than 100 times as
-large as float32's in that form, and 1.5 times as large in this one. On noisy least squares the loss ends 4 % above
-float32's. (`tests/backends/test_torch_optimizer.py` has both.) A run in 8 bits is resumed bit for bit, but it is not
-the run in float32.
+`update.moments = "int8"` stores one byte for each number and a float32 scale for each block of 256, as in
+[8-bit Optimizers via Block-wise Quantization](https://arxiv.org/abs/2110.02861). Weights with fewer than 4096 numbers
+keep float32 moments. The second moment is stored as its square root, without a code for 0. In the published form it
+can be rounded to 0 while the first moment is not, and then the update is divided by epsilon alone. With gradients
+whose sizes within a block spread as exp(2·N(0, 1)), the largest of 60 updates was more than 100 times as large as
+float32's in that form, and 1.5 times as large in ours. On noisy least squares the loss ends 4 % above float32's
+(`tests/backends/test_torch_optimizer.py` has both). A run in 8 bits is resumed bit for bit, but it is not the run in
+float32.
 
-MLX refuses both: on a Mac the GPU and its host share one memory, and adapters have small moments. On a processor the
-moments are in host memory anyway; offloading changes nothing there, but that it takes longer.
+MLX refuses both keys: on a Mac the GPU and its host share one memory, and the moments of adapters are small. On a
+processor the moments are in host memory anyway, so offloading only takes longer.
 
-Why this is our own code: torchao 0.18 (`AdamW8bit`) compiles its update in the first step, and fails where there is no
-C++ compiler. bitsandbytes 0.50 brings compiled kernels, but the one for processors does not round to the nearest of its
-own codes, so tests on
-a processor would say nothing about the GPU. Ours is the same few lines of torch on both.
+This is our own code for two reasons. torchao 0.18 (`AdamW8bit`) compiles its update in the first step, and fails
+without a C++ compiler. bitsandbytes 0.50 brings compiled kernels, but the one for processors does not round to the
+nearest of its own codes, so tests on a processor would say nothing about the GPU. Ours is the same few lines of torch
+on both.
 
 What `recipes/qwen3_8b.toml` needs with each:
 """
