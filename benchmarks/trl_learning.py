@@ -1,14 +1,14 @@
-"""Does GRPO with DelTA learn in TRL as ``delta train`` does? The embedded task, several seeds, both the same settings.
+"""Does GRPO with DelTA learn as well in TRL as in ``delta train``? The embedded task, several seeds, equal settings.
 
     python benchmarks/trl_learning.py --seeds 3
     python benchmarks/trl_learning.py --way "TRL with DelTA" --out learning.json
 
 A step is 32 prompts × 16 responses and four updates on them. Both start from the tiny model, with the
 quickstart's settings; TRL's loss is dapo with both clips (``delta=10`` is its dual clip). They draw
-other problems and other responses, so they can agree in what they reach only: the mean reward of the
-last quarter of the steps, and the accuracy on 256 held-out problems, four samples each, before and after.
+different problems and responses, so only what they reach is compared: the mean reward of the last quarter
+of the steps, and the accuracy on 256 held-out problems with four samples each, before and after.
 
-One thing is not the same: TRL shuffles a batch's responses before it splits them into updates, while
+One thing differs: TRL shuffles a batch's responses before it splits them into updates, while
 ``delta train`` keeps the responses of a prompt together. The third way is TRL without that shuffle.
 """
 
@@ -25,9 +25,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import show, write
-from scipy.stats import t as student
 
 from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.study.summary import over_seeds
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "trl_delta.py"
 MINI_BATCHES = 4
@@ -88,13 +88,6 @@ def one(way: str, seed: int, steps: int, scratch: Path) -> dict[str, Any]:
     }
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The mean and the ends of its 95 % interval (Student's t)."""
-    mean = statistics.fmean(values)
-    half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    return mean, mean - half, mean + half
-
-
 def main() -> None:
     """Run the seeds, the ways in turns, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -111,17 +104,17 @@ def main() -> None:
                 rows.append(one(way, seed, given.steps, Path(scratch)))
                 print(rows[-1], flush=True)
     found = {
-        way: {name: interval([row[name] for row in rows if row["way"] == way]) for name in ("last quarter", "after")}
+        way: {name: over_seeds([row[name] for row in rows if row["way"] == way]) for name in ("last quarter", "after")}
         for way in given.way or WAYS
     }
     show(
         f"{given.steps} steps, {given.seeds} seeds; accuracy before: {before:.3f}",
-        [
-            {"": way, **{name: f"{mean:.3f} [{low:.3f}, {high:.3f}]" for name, (mean, low, high) in values.items()}}
-            for way, values in found.items()
-        ],
+        [{"": way, **{name: value.text(".3f") for name, value in values.items()}} for way, values in found.items()],
     )
-    write(given.out, {"benchmark": "trl_learning", "steps": given.steps, "before": before, "mean": found, "runs": rows})
+    means = {
+        way: {name: [value.mean, value.low, value.high] for name, value in each.items()} for way, each in found.items()
+    }
+    write(given.out, {"benchmark": "trl_learning", "steps": given.steps, "before": before, "mean": means, "runs": rows})
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ same reward; see step.py. A step is a generation batch with its updates:
 - ``TRL does not``: one update on it, by accumulation, so DelTA makes the forward itself.
 
 Three trainers take turns in one process: TRL's, TRL's once more, and the one with DelTA, in an order that rotates from
-round to round, so that none always follows the same. Seconds are of the processor (all threads; only one trainer works
-at a time), so that other work on the machine counts less; a ratio is the median over rounds. That of TRL's second
-trainer to its first is what the measurement itself is worth. ``inside`` is the share of a step that is spent in
-DelTA's own code, clocked there. Peak memory is that of a fresh process that takes two generation batches.
+round to round. Seconds are processor time over all threads (only one trainer works at a time), which depends less on
+other work of the machine; a ratio is the median over rounds. The ratio of TRL's second trainer to its first shows the
+accuracy of the measurement. ``inside`` is the share of a step that is spent in DelTA's own code.
+Peak memory is that of a fresh process that takes two generation batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workload import Workload
 
 from backends.torch.features import TorchFeatures
 from delta_cli.integrations.trl import DelTAMixin, with_delta
-from delta_cli.integrations.trl.scoring import Scorer
+from delta_cli.integrations.trl.scoring import FeatureScorer
 
 MODES = {"TRL scores": (1, 4), "TRL does not": (4, 4)}  # gradient_accumulation_steps, steps_per_generation
 NAMES = ("TRL", "TRL again", "DelTA")
@@ -185,7 +185,7 @@ def main() -> None:
         print(json.dumps(peak_memory()))
         return
     INSIDE.clock(DelTAMixin, "_delta_credit")
-    INSIDE.clock(Scorer, "_rows")
+    INSIDE.clock(FeatureScorer, "_rows")
     INSIDE.clock(TorchFeatures, "put")
     results = {mode: measure(mode, workload, args.rounds) for mode in MODES}
     show(

@@ -3,8 +3,8 @@
     python examples/trl_delta.py
     torchrun --nproc-per-node 2 examples/trl_delta.py --per_device_train_batch_size 64
 
-Three lines differ from a script without the credit; they are marked. Every argument of TRL's GRPOConfig
-works on the command line, and so do the credit's own, which begin with ``--delta_``.
+Three marked lines differ from a script without DelTA. The command line takes every argument of TRL's GRPOConfig and
+DelTA's own arguments, which begin with ``--delta_``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULTS = {
     "output_dir": "runs/trl",
     "max_steps": 20,
     "per_device_train_batch_size": 128,
-    "steps_per_generation": 4,  # 512 responses a batch, in four updates
+    "steps_per_generation": 4,  # four updates on each batch of 512 responses
     "num_generations": 16,
     "max_completion_length": 48,
     "learning_rate": 5e-4,
@@ -47,12 +47,12 @@ def data(split: str, count: int) -> Dataset:
 
 
 def boxed(completions: list[str], answer: list[str], **_: object) -> list[float]:
-    """Reward 1 where the boxed number is right."""
+    """Reward 1 if the boxed number is right."""
     return [float(f"\\boxed{{{truth}}}" in text) for text, truth in zip(completions, answer, strict=True)]
 
 
 def main() -> None:
-    """Train, save, and say where to look."""
+    """Train, save, and print the command that shows the result."""
     parser = TrlParser(DelTAConfig)  # was: TrlParser(GRPOConfig)
     parser.set_defaults(**DEFAULTS)
     [args] = parser.parse_args_and_config()

@@ -82,7 +82,7 @@ def _cached(model: str) -> str:
         return ""
     try:
         return _read(Path(hf_hub_download(model, "README.md")))
-    except (OSError, ValueError):  # what the hub's own errors derive from
+    except (OSError, ValueError):  # the base classes of the hub's errors
         return ""
 
 

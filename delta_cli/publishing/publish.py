@@ -1,4 +1,4 @@
-"""What an export may become besides a model folder: quantised, a GGUF file, a page on the hub."""
+"""Further steps of an export: quantising, writing a GGUF file, uploading to the hub."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from backends import registry
 from delta_cli.errors import UserError
 from delta_cli.publishing.card import write_card
 
-BITS = (2, 3, 4, 6, 8)  # that mlx-lm quantises to
+BITS = (2, 3, 4, 6, 8)  # supported by mlx-lm
 HUB = "pip install 'delta-rlvr[hub]'"
 
 
 def check(quantise: int | None, push: str | None, public: bool) -> None:
-    """Raise UserError for options that cannot be, before anything is computed."""
+    """Raise UserError for impossible options, before anything is computed."""
     if quantise is not None and quantise not in BITS:
         raise UserError(f"--quantise {quantise}: choose one of {', '.join(map(str, BITS))} bits")
     if push is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", push):
@@ -25,9 +25,9 @@ def check(quantise: int | None, push: str | None, public: bool) -> None:
 
 
 def finisher(run: Path, step: int | None, name: str, quantise: int | None, gguf: bool) -> Callable[[Path], Path]:
-    """What turns an exported folder into the one asked for: its card, other forms of its weights.
+    """A function that adds the model card and converts the weights of an exported folder.
 
-    Raises BackendError at once where mlx-lm, which converts, is not there.
+    Raises BackendError at once if a conversion needs mlx-lm and it is not installed.
     """
     converter = registry.converter() if quantise or gguf else None
 
@@ -49,9 +49,9 @@ def finisher(run: Path, step: int | None, name: str, quantise: int | None, gguf:
 
 
 def upload(folder: Path, name: str, public: bool) -> str:
-    """Upload a model folder to the hub, into a repository that is made where there is none. Returns its address.
+    """Upload a model folder to a repository on the hub, which is created if needed. Returns its address.
 
-    Raises UserError where the hub does not take it.
+    Raises UserError if the hub refuses it.
     """
     try:
         from huggingface_hub import HfApi
@@ -61,7 +61,7 @@ def upload(folder: Path, name: str, public: bool) -> str:
     try:
         address = api.create_repo(name, private=not public, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with delta")
-    except (OSError, ValueError) as error:  # what the hub's own errors derive from
+    except (OSError, ValueError) as error:  # the base classes of the hub's errors
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"--push {name}: the hub does not take it ({reason}); the model is in {folder}: log in with "
