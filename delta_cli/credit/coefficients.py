@@ -165,10 +165,10 @@ def token_coefficients(
     rng = rng or np.random.default_rng(0)
     group_ids = None if groups is None else np.asarray(groups)
     if ranks is None or ranks.size == 1:
-        held = HeldFeatures(features, np.arange(starts[-1]))
+        held = HeldFeatures(features, np.arange(starts[-1]), int(starts[-1]))
         return batch_coefficients(held, advantages, starts, settings, group_ids, rng)
     batch = gather_batch(advantages, starts, group_ids, rows, ranks)
-    held = HeldFeatures(features, batch.index, ranks)
+    held = HeldFeatures(features, batch.index, int(batch.starts[-1]), ranks)
     found = batch_coefficients(held, batch.advantages, batch.starts, settings, batch.groups, rng)
     return found.select(batch.index)
 
@@ -217,7 +217,7 @@ class _Contrast:
         if self.degenerate:
             zeros = np.zeros_like(advantages)
             return TokenCoefficients(np.ones_like(advantages), zeros, zeros, self.degenerate)
-        alpha, margins = held.scatter(self.alpha, len(advantages)), held.scatter(self.margins, len(advantages))
+        alpha, margins = held.scatter(self.alpha), held.scatter(self.margins)
         span = settings.lambda_max - settings.lambda_min
         return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=self.temperatures)
 
@@ -233,18 +233,18 @@ def _contrast(
         empty = np.zeros(len(held.index))
         return _Contrast(empty, empty, degenerate=reason)
 
-    sides = every_side[:, held.index]  # [2, n]
+    sides = every_side.take(held.index, axis=1)  # [2, n], in C order: sums add in the order of tokens
     members = sides > 0
     centroids = _centroids(held, sides, every_side.sum(axis=1), settings)
     margins = _margins(held.features, centroids, members, settings)
     gamma = _temperatures(held, margins, members, counts, settings)
     for _ in range(settings.refinements):
-        alpha = _scores(held, margins, gamma, members, settings, rng, len(advantages))
+        alpha = _scores(held, margins, gamma, members, settings, rng)
         gamma = _temperatures(held, margins, members, counts, settings)  # lags the centroids by a pass
         masses = sides * alpha
-        centroids = _centroids(held, masses, held.sum(masses.sum(axis=1)), settings)
+        centroids = _centroids(held, masses, held.totals(masses), settings)
         margins = _margins(held.features, centroids, members, settings)
-    alpha = _scores(held, margins, gamma, members, settings, rng, len(advantages))
+    alpha = _scores(held, margins, gamma, members, settings, rng)
     return _Contrast(alpha, margins, (float(gamma[0]), float(gamma[1])))
 
 
@@ -265,7 +265,7 @@ def _centroids(held: HeldFeatures, masses: Doubles, totals: Doubles, settings: C
         for _ in range(_WEISZFELD):
             squares = np.stack([norms - 2 * held.features.project(mu) + np.vdot(mu, mu) for mu in centroids])  # [2, n]
             weights = masses / np.sqrt(np.maximum(squares, _FLOOR))
-            centroids = _means(held, weights, held.sum(weights.sum(axis=1)))
+            centroids = _means(held, weights, held.totals(weights))
     return centroids
 
 
@@ -306,12 +306,11 @@ def _scores(
     members: Bools,
     settings: CoefficientSettings,
     rng: np.random.Generator,
-    count: int,
 ) -> Doubles:
     if settings.score == "hard":
         alpha = (margins > 0).astype(np.float64)
     elif settings.score == "random":
-        alpha = rng.random(count)[held.index]  # the same numbers on any number of ranks
+        alpha = rng.random(held.count)[held.index]  # the same numbers on any number of ranks
     else:
         alpha = 0.5 + 0.5 * np.tanh(margins / (2 * np.select(list(members), list(gamma), 1.0)))  # sigmoid
     return np.where(members.any(axis=0), alpha, 0.0)

@@ -42,15 +42,24 @@ class HeldFeatures:
 
     features: FeatureReductions  # of n tokens
     index: Ids
+    count: int  # N
     ranks: Ranks | None = None  # None: one process
 
     def sum(self, array: Doubles) -> Doubles:
         """The sum over ranks."""
         return array if self.ranks is None or self.ranks.size == 1 else self.ranks.sum(array)
 
-    def scatter(self, values: Doubles, count: int) -> Doubles:
-        """A vector [count] with every rank's values at its positions, and 0 where no rank holds the token."""
-        found = np.zeros(count)
+    def totals(self, masses: Doubles) -> Doubles:
+        """The sums [S] over all tokens of masses [S, n] of this rank's."""
+        if self.ranks is not None and self.ranks.size > 1:
+            return self.ranks.sum(masses.sum(axis=1))
+        every = np.zeros((len(masses), self.count))  # with its zeros: which tokens are held must not change a bit
+        every[:, self.index] = masses
+        return every.sum(axis=1)
+
+    def scatter(self, values: Doubles) -> Doubles:
+        """A vector [N] with every rank's values at its positions, and 0 where no rank holds the token."""
+        found = np.zeros(self.count)
         found[self.index] = values
         return self.sum(found)
 
@@ -58,7 +67,7 @@ class HeldFeatures:
         """The tokens start:stop of the batch."""
         first, last = (int(place) for place in np.searchsorted(self.index, [start, stop]))
         part = self.features.slice(first, last)  # type: ignore[attr-defined]
-        return HeldFeatures(part, self.index[first:last] - start, self.ranks)
+        return HeldFeatures(part, self.index[first:last] - start, stop - start, self.ranks)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,12 @@ class Updater:
         self._check_finite(logprobs)
         held = None
         if local is not None:
-            held = HeldFeatures(local.features, token_index(batch.sequences.starts, local.rows), self.ranks)
+            held = HeldFeatures(
+                local.features,
+                token_index(batch.sequences.starts, local.rows),
+                len(batch.sequences.tokens),
+                self.ranks,
+            )
         return ScoredBatch(batch, advantages, logprobs, entropies, held, reference, scored)
 
     @property
