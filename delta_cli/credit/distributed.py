@@ -55,7 +55,8 @@ class HeldFeatures:
             return self.ranks.sum(masses.sum(axis=1))
         every = np.zeros((len(masses), self.count))  # with its zeros: which tokens are held must not change a bit
         every[:, self.index] = masses
-        return every.sum(axis=1)
+        totals: Doubles = every.sum(axis=1)
+        return totals
 
     def scatter(self, values: Doubles) -> Doubles:
         """A vector [N] with every rank's values at its positions, and 0 where no rank holds the token."""
