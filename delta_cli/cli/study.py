@@ -67,7 +67,8 @@ def study(
     from delta_cli.study.progress import StudyProgress
     from delta_cli.study.runner import StudyRunner
 
-    given = {name: value for name, value in (("seeds", seeds), ("jobs", jobs), ("backend", backend)) if value}
+    options = {"seeds": seeds, "jobs": jobs, "backend": backend}
+    given = {name: value for name, value in options.items() if value is not None}  # 0 is given, and then refused
     loaded = load_study(plan, scale, set_ or (), dict(map(_values, grid or ())), **given)
     folder = out or Path("studies") / loaded.name
     with writing(folder):

@@ -128,7 +128,7 @@ def test_a_key_is_explained_by_any_of_its_names(
 ) -> None:
     assert run(monkeypatch, "recipe", "explain", name) == 0
     printed = capsys.readouterr().out
-    for part in ("rollout.responses = 16", "responses for each prompt", "TRL: num_generations", "group_size", "--set"):
+    for part in ("rollout.responses = 16", "responses to each prompt", "TRL: num_generations", "group_size", "--set"):
         assert part in printed
 
 
