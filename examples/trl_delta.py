@@ -3,8 +3,8 @@
     python examples/trl_delta.py
     torchrun --nproc-per-node 2 examples/trl_delta.py --per_device_train_batch_size 64
 
-Three marked lines differ from a script without DelTA. The command line takes every argument of TRL's GRPOConfig and
-DelTA's own arguments, which begin with ``--delta_``.
+Three marked lines differ from a script without the credit. The command line takes every argument of TRL's GRPOConfig,
+and the arguments of the credit, which begin with ``--delta_``.
 """
 
 from __future__ import annotations

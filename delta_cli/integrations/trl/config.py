@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from trl import GRPOConfig
 
+from backends.settings import MemoryBudget
 from delta_cli.recipe.method import DeltaSection
 
 # Losses in which each token's advantage multiplies the term of that token.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 
 
-def _option(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"help": meaning})
+# The keys of a recipe that become arguments: delta_NAME has the type, the default and the meaning of the key.
+OPTIONS = DeltaSection.model_fields | {
+    name: MemoryBudget.model_fields[name] for name in ("feature_bytes", "feature_host_bytes")
+}
+
+
+def _with_options(cls: type[Any]) -> type[Any]:
+    """Declare an argument for each of OPTIONS."""
+    for name, option in OPTIONS.items():
+        kind, default, meaning = option.annotation, option.default, option.description
+        if name == "temperature":  # TRL's command line has no unions
+            kind, default, meaning = float | None, None, "fixed temperature of the score; without it, lagged"
+        cls.__annotations__[f"delta_{name}"] = kind
+        setattr(cls, f"delta_{name}", field(default=default, metadata={"help": meaning}))
+    return cls
 
 
 @dataclass
+@_with_options
 class DelTAArguments:
     """The keys of a recipe's section ``delta`` as arguments, for any config class of TRL's GRPO.
 
@@ -26,43 +41,18 @@ class DelTAArguments:
     ValueError for a value out of range or a loss that does not accept token weights.
     """
 
-    delta_proxy: Literal["output_row", "hidden_topk", "hidden_exact"] = _option(
-        "output_row", "Token-gradient proxy: (1 - p)h, or the gradient with respect to h, truncated or exact."
+    delta_rollouts_every: int = field(
+        default=10,
+        metadata={"help": "optimizer steps between rollouts recorded in OUTPUT_DIR/delta for delta inspect; 0: none"},
     )
-    delta_topk: int = _option(20, "Tokens of the truncated gradient; read with delta_proxy hidden_topk.")
-    delta_scope: Literal["batch", "group"] = _option(
-        "batch", "Centroids over the generation batch of all processes, or inside each prompt's group."
+    delta_right_above: float = field(
+        default=0.5, metadata={"help": "a recorded response counts as right if its reward is above this"}
     )
-    delta_refinements: int = _option(1, "Passes that refine the centroids.")
-    delta_lambda_min: float = _option(0.8, "Least coefficient.")
-    delta_lambda_max: float = _option(1.2, "Largest coefficient.")
-    delta_temperature: float | None = _option(None, "Fixed temperature of the scores; None: lagged, from the margins.")
-    delta_centroid: Literal["mean", "median"] = _option(
-        "mean", "Centroid of a side; the median gives less weight to distant tokens."
-    )
-    delta_one_sided: Literal["none", "zero"] = _option(
-        "none", "If a side is missing: weights of 1, or a contrast to a centroid at zero."
-    )
-    delta_shards: int = _option(1, "Parts of the batch, each with its own centroids and mean.")
-    delta_score: Literal["sigmoid", "hard", "random"] = _option(
-        "sigmoid", "Score of a margin; the others are ablations."
-    )
-    delta_contrast: Literal["between", "within"] = _option("between", "Margins between the sides; within: ablation.")
-    delta_weighting: Literal["range", "alpha", "top", "bottom", "random"] = _option(
-        "range", "From score to coefficient; the others are ablations."
-    )
-    delta_share: float = _option(0.5, "Share of tokens that train, with weighting top, bottom or random.")
-    delta_normalise: Literal["sum", "count"] = _option(
-        "sum", "sum: scale coefficients to mean 1; count: leave them unscaled."
-    )
-    delta_feature_bytes: int = _option(2**33, "Bytes of token features kept on the device.")
-    delta_feature_host_bytes: int = _option(
-        2**36, "Bytes of token features kept in host memory; the rest is recomputed for each reduction."
-    )
-    delta_rollouts_every: int = _option(
-        10, "Optimizer steps between rollouts recorded in OUTPUT_DIR/delta for delta inspect and report; 0: none."
-    )
-    delta_right_above: float = _option(0.5, "A recorded response counts as right if its reward is above this.")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The arguments that _with_options declares."""
 
     def __post_init__(self) -> None:
         getattr(super(), "__post_init__", lambda: None)()
