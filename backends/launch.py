@@ -20,9 +20,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from backends.process import FAILURE, claim_failure, is_stopped, usable_cores
-from backends.settings import Parallel
+
+if TYPE_CHECKING:
+    from backends.settings import Parallel  # imports pydantic, which `delta --help` need not wait for
 
 LAUNCHER = "DELTA_LAUNCHER"  # the process that started this one, and ends when it ends
 LOOKS_PER_SECOND = 20
