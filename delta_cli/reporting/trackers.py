@@ -88,56 +88,23 @@ class TensorBoard(Tracker):
             self._writer = None
 
 
-class WeightsAndBiases(Tracker):
-    """A run in the project, which is resumed with the training."""
+class RunTracker(Tracker, ABC):
+    """A tracker whose package has runs: ``init`` starts one, which is resumed with the training."""
 
     _run: Any = None
 
+    @abstractmethod
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start the run or resume it."""
-        known = self.folder / "wandb-id"
-        if not (first and known.exists()):
-            known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
-        try:
-            self._run = self.package.init(
-                project=self.recipe.tracking.project,
-                name=self.folder.resolve().name,
-                dir=str(self.folder),
-                config=self.recipe.model_dump(mode="json"),
-                id=known.read_text(encoding="utf-8"),
-                resume="allow",
-                settings=self.package.Settings(console="off", silent=True),  # the display uses the terminal
-            )
-        except self.package.Error as error:
-            raise UserError(
-                f"tracking.kind: wandb did not start ({error}); run: wandb login, or set WANDB_MODE=offline"
-            ) from error
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log all values in one call."""
-        self._run.log(dict(values), step=step)
-
-    def end(self) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
-
-
-class Trackio(Tracker):
-    """A run in trackio's local database; ``trackio show`` shows it."""
-
-    _run: Any = None
-
-    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start the run or resume it."""
-        with redirect_stdout(sys.stderr):  # it prints, and stdout may carry JSON
+    def start(self, **options: Any) -> None:
+        """Call the package's ``init`` with the project, the folder's name, the recipe and ``options``."""
+        with redirect_stdout(sys.stderr):  # trackio prints, and stdout may carry JSON
             self._run = self.package.init(
                 project=self.recipe.tracking.project,
                 name=self.folder.resolve().name,
                 config=self.recipe.model_dump(mode="json"),
-                resume="allow" if first else "never",
-                embed=False,
+                **options,
             )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -150,6 +117,31 @@ class Trackio(Tracker):
             with redirect_stdout(sys.stderr):
                 self._run.finish()
             self._run = None
+
+
+class WeightsAndBiases(RunTracker):
+    """A run in a project of Weights & Biases; its id is kept in the run folder."""
+
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
+        """Start the run or resume it; raises UserError if Weights & Biases refuses."""
+        known = self.folder / "wandb-id"
+        if not (first and known.exists()):
+            known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        settings = self.package.Settings(console="off", silent=True)  # the display uses the terminal
+        try:
+            self.start(dir=str(self.folder), id=known.read_text(encoding="utf-8"), resume="allow", settings=settings)
+        except self.package.Error as error:
+            raise UserError(
+                f"tracking.kind: wandb did not start ({error}); run: wandb login, or set WANDB_MODE=offline"
+            ) from error
+
+
+class Trackio(RunTracker):
+    """A run in trackio's local database; ``trackio show`` shows it."""
+
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
+        """Start the run or resume it."""
+        self.start(resume="allow" if first else "never", embed=False)
 
 
 def numbers(record: JsonObject) -> dict[str, float]:

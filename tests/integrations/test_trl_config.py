@@ -16,19 +16,19 @@ from trl import GRPOConfig, GRPOTrainer, TrlParser
 from delta_cli.integrations.trl import DelTAArguments, DelTAConfig, DelTAMixin, DelTATrainer, versions, with_delta
 from delta_cli.integrations.trl.config import LOSS_TYPES
 from delta_cli.recipe.method import DeltaSection
-from delta_cli.recipe.models import UpdateSection
 from tests.integrations.tiny import model, questions, right, settings, tokenizer
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_options_are_those_of_a_recipe() -> None:
-    ours = {each.name.removeprefix("delta_"): each.default for each in fields(DelTAArguments)}
-    theirs = {name: field.default for name, field in DeltaSection.model_fields.items()} | {"temperature": None}
-    own = {"rollouts_every", "right_above"}
-    memory = {name: UpdateSection.model_fields[name].default for name in ("feature_bytes", "feature_host_bytes")}
-    assert {name: value for name, value in ours.items() if name not in own} == theirs | memory
+    """The paper's settings by default, and each argument in the section's key of that name."""
     assert DelTAArguments().delta_section() == DeltaSection()
+    ours = {each.name: each.default for each in fields(DelTAArguments)}
+    assert (ours["delta_lambda_min"], ours["delta_lambda_max"], ours["delta_refinements"]) == (0.8, 1.2, 1)
+    assert (ours["delta_temperature"], ours["delta_feature_bytes"]) == (None, 2**33)
+    changed = DelTAArguments(delta_scope="group", delta_lambda_max=3.0, delta_temperature=0.5).delta_section()
+    assert (changed.scope, changed.lambda_max, changed.temperature) == ("group", 3.0, 0.5)
 
 
 def test_the_command_line_of_trl_takes_them(tmp_path: Path) -> None:
