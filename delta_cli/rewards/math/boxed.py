@@ -28,7 +28,7 @@ _PART_BEFORE = re.compile(
     r"|(?:^|\s)[−-]\$?$"
 )
 _PART_AFTER = re.compile(
-    r"\s{0,4}(?:\^(?!\s*\{?\s*\\circ)|\\(?:cdot|times|div|pm|mp|pi|sqrt|[dtc]?frac)(?![A-Za-z])|[+/](?=[\s\w\\({]))|\(|\w"
+    r"\s{0,4}(?:\^(?!\s*\{?\s*\\circ)|\\(?:cdot|times|div|pm|mp|pi|sqrt|[dtc]?frac)(?![A-Za-z])|[+/](?=[\s\w\\({]))|\(|\d|[A-Za-z](?![A-Za-z])"
 )
 NEARBY = 24  # characters around a box that are searched for the rest of an expression
 

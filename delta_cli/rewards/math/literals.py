@@ -60,6 +60,15 @@ def is_plain(text: str) -> bool:
     return _match(text) is not None
 
 
+def plain_value(text: str) -> Fraction | None:
+    """The exact value of a plainly written number; None for any other text, and for a division by zero."""
+    match = _match(text)
+    try:
+        return _value(match) if match else None
+    except ZeroDivisionError:
+        return None
+
+
 def decimal_value(text: str) -> Fraction | None:
     """The exact value of a decimal with a decimal point; None for any other text."""
     match = _match(text)

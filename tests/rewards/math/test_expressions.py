@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import sympy
 
-from delta_cli.rewards.math.equivalence import POINTS, NoValueError, _Evaluation, names
-from delta_cli.rewards.math.expression import UnreadableError, parse
+from delta_cli.rewards.math.equivalence import POINTS, names
+from delta_cli.rewards.math.errors import NoValueError, UnreadableError
+from delta_cli.rewards.math.evaluation import Evaluation
+from delta_cli.rewards.math.expression import parse
 from delta_cli.rewards.math.latex import normalise
+from delta_cli.rewards.math.reading import read_alike
 from delta_cli.rewards.math.unsimplified import undone
 from delta_cli.rewards.math.verdict import same_answer, same_expression
 
@@ -80,6 +83,7 @@ def _oracle(text: str) -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_values_are_those_of_sympy(gold: str) -> None:
     tree = parse(normalise(gold) or "")
+    tree = read_alike(tree, tree)[0]
     expected = _oracle(gold)
     letters = sorted(names(tree))
     assert len(letters) == len(expected.free_symbols)
@@ -87,7 +91,7 @@ def test_values_are_those_of_sympy(gold: str) -> None:
     for shift in range(0, len(POINTS), 3):
         at = {letter: POINTS[(shift + 5 * i) % len(POINTS)] for i, letter in enumerate(letters)}
         try:
-            value = complex(_Evaluation(at, real=False).value(tree))
+            value = complex(Evaluation(at, real=False).value(tree))
         except NoValueError:
             continue
         by_name = {symbol: sympy.Rational(*_pair(at, str(symbol))) for symbol in expected.free_symbols}
@@ -212,7 +216,7 @@ def test_what_may_stay_as_it_is(gold: str, answer: str) -> None:
 
 
 def test_a_gold_that_leaves_work_allows_that_kind() -> None:
-    assert undone(parse("2^{100}-1")) == {"+", "^"}
+    assert undone(parse("2^{100}-1")) == {"+=", "^="}
     assert same_answer("2^{100}-1", "4^{50}-1")
     assert not same_answer("2^{100}-1", r"\sqrt{2^{200}}-1")
 
