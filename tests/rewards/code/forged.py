@@ -24,7 +24,7 @@ from delta_cli.rewards.code.wire import MessageLink
 
 SECRET = 987654321012345  # the expected answer, which no forged one is
 MAX_MESSAGES = 200
-RUN_SECONDS = 10.0
+RUN_SECONDS = 10.0  # of processor time for one test, after which the kernel ends this process
 
 # Every check a test could make of one number. None of them passes unless f(3) is SECRET.
 NUMBER = f"""
@@ -60,7 +60,7 @@ assert round(f(3)) == S
 assert f(3).__eq__(S) is True
 assert S.__eq__(f(3)) is True
 assert operator.eq(f(3), S)
-assert max(f(3), S) == min(f(3), S) == S
+assert [*map(max, [f(3)] * 2, (S, 0))] == [S, S]
 assert sorted([f(3)]) == [S]
 assert sum([f(3)]) == S
 assert collections.Counter([f(3)]) == collections.Counter([S])
@@ -120,8 +120,9 @@ class T(unittest.TestCase):
     def test_list(self):
         self.assertListEqual([f(3)], [S])
     def test_between(self):
-        self.assertLessEqual(f(3), S)
-        self.assertGreaterEqual(f(3), S)
+        y = f(3)  # once: a program may answer differently each time
+        self.assertLessEqual(y, S)
+        self.assertGreaterEqual(y, S)
 """
 LIST = f"""
 import numpy as np
@@ -361,9 +362,9 @@ def single_tests(names: Iterable[str] = BATTERIES) -> list[str]:
 def earned(test: str, seed: int, answer: Callable[[random.Random], Any]) -> bool:
     """Whether a program with these answers has full reward."""
     rng = random.Random(seed)
-    signal.setitimer(signal.ITIMER_REAL, RUN_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, RUN_SECONDS)
     passed, checks, failed = Judge(Program(ForgedLink(rng, lambda: answer(rng))), ParsedTests(test)).run()
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     return passed - bool(failed) >= max(checks, 1)
 
 
