@@ -311,6 +311,7 @@ class Learner(Protocol):
     vocabulary: int  # ids the model can read and write
     version: int  # counts updates and loads of the weights
     threads: int | None  # of the CPU; None if the backend does not say
+    slower_path: str | None  # why a fast kernel of this device is not used, for the user; None if nothing is missing
     interrupt: Callable[[], None]  # called before every micro-batch; an exception it raises ends score or accumulate
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:

@@ -133,6 +133,7 @@ class LocalEngine(ABC):
         self.settings = settings
         self.version = 0
         self.threads: int | None = None
+        self.slower_path: str | None = None
         self.parameters = self.trainable = self.vocabulary = 0
         self.recovery = Recovery(settings.memory.micro_batch_tokens, is_out_of_memory, release)
 

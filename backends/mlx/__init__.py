@@ -11,6 +11,7 @@ from backends.interface import BackendError, Collective, Engine
 from backends.settings import BackendSettings
 
 SUPPORTED = (0, 32)  # of mlx and mlx-lm alike: the batch generator's interface changes between minor versions
+ATTENTION_BLOCK = 128  # queries whose attention scores exist at a time, if the fused kernel has no gradient
 CATCHABLE = (0, 32, 2)  # of mlx: before it, a failure of Metal ended the process instead of raising an error
 
 

@@ -31,6 +31,7 @@ from backends.interface import (
 )
 from backends.local_engine import LocalEngine
 from backends.mlx import adapters
+from backends.mlx.attention import CausalAttention, why_not_fused
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import MlxFeatureCollector, MlxFeatures, MlxFeatureStore
@@ -106,9 +107,17 @@ class MlxEngine(LocalEngine):
         ``mx.checkpoint`` knows of no gradient through what its function has from elsewhere, as a response's keys are.
         """
         self._by_layer = self.settings.model.gradient_checkpointing and is_chain(self.model, self.policy)
-        self.shares_prompts = (self._by_layer or not self.settings.model.gradient_checkpointing) and can_share_prompts(
-            self.policy
-        )
+        reason = why_not_fused(*self.policy.attention_shape, self.dtype)
+        self.attention = CausalAttention(fused=reason is None)
+        if reason and mx.default_device() == mx.gpu:  # a CPU has no such kernel to miss
+            self.slower_path = f"attention goes by plain operations in blocks: {reason}"
+        possible = self._by_layer or not self.settings.model.gradient_checkpointing
+        with self.attention.active():
+            # Some models compute with the mask, so it must be an array.
+            self._array_masks = not can_share_prompts(self.policy, array_masks=False)
+            self.shares_prompts = possible and (
+                not self._array_masks or can_share_prompts(self.policy, array_masks=True)
+            )
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         """Draw responses with mlx-lm's batch generator; where memory runs out, what is left in smaller batches."""
@@ -275,11 +284,11 @@ class MlxEngine(LocalEngine):
     def _call(self, batch: MlxMicroBatch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""
         self.policy.check_length(batch.longest)
-        if isinstance(batch, SharedPromptBatch):
-            return call_trunk(self.policy, batch, padded_width)
-        return [
-            self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, padded_width(batch.longest) - batch.longest)))))
-        ]
+        with self.attention.active():
+            if isinstance(batch, SharedPromptBatch):
+                return call_trunk(self.policy, batch, padded_width, array_masks=self._array_masks)
+            padding = padded_width(batch.longest) - batch.longest
+            return [self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, padding)))))]
 
     def _places(self, batch: MlxMicroBatch, calls: list[mx.array]) -> mx.array:
         """Which positions of those calls, one after another, predict the response tokens, [n]."""
@@ -337,7 +346,7 @@ class MlxEngine(LocalEngine):
             return dhidden * scale
 
         differentiate = self._gradient_by_layer if self._by_layer else self._gradient_traced
-        with differentiable(self.model):
+        with differentiable(self.model, self.attention):
             for found in differentiate(batch, at_head):
                 self.optimizer.add({name: part / scale for name, part in found.items()} if scale != 1 else found)
         return float(loss)

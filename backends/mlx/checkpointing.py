@@ -10,11 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import gated_delta
 
+from backends.mlx.attention import CausalAttention
+
 CHUNK = 64  # tokens of a recurrence between states that are kept
 
 
 @contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module, attention: CausalAttention) -> Iterator[None]:
     """Inside, the model computes with operations that have a gradient, in memory that long responses do not fill.
 
     mlx-lm picks a fused kernel without a gradient for the recurrences of hybrid models (Qwen3.5, Qwen3-Next,
@@ -29,7 +31,8 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         for module in modules:
             module._training = True  # train() would switch dropout on too
         gated_delta.gated_delta_ops = _in_chunks(plain)
-        yield
+        with attention.active():
+            yield
     finally:
         gated_delta.gated_delta_ops = plain
         for module in modules:

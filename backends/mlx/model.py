@@ -72,6 +72,14 @@ class MlxPolicy:
             return MlxHead.of(self.text.lm_head, f"{self.prefix}lm_head", self.softcap)
         return MlxHead.of(self.text.model.embed_tokens, f"{self.prefix}model.embed_tokens", self.softcap)
 
+    @property
+    def attention_shape(self) -> tuple[int, int, int]:
+        """Query heads, key heads and numbers in a head; usual ones where the configuration names them otherwise."""
+        args = getattr(self.text, "args", None)
+        heads = int(getattr(args, "num_attention_heads", None) or 4)
+        size = getattr(args, "head_dim", None) or getattr(args, "hidden_size", 64 * heads) // heads
+        return heads, int(getattr(args, "num_key_value_heads", None) or heads), int(size)
+
     def check_length(self, tokens: int) -> None:
         """Raise BackendError for a sequence that the sliding window, which mlx-lm leaves out, would have cut."""
         if self.window is not None and tokens > self.window:

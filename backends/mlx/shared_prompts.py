@@ -14,7 +14,9 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from backends.arrays import Ids
 from backends.batching import SharedPromptBatch
+from backends.mlx.attention import PromptMask
 from backends.mlx.model import MlxPolicy
 
 
@@ -40,11 +42,15 @@ class PromptCache:
 class ResponseCache:
     """Puts the prompts' keys and values in front of those of the responses."""
 
-    def __init__(self, prompts: PromptCache, lengths: mx.array, prompt_of: mx.array, width: int) -> None:
+    def __init__(
+        self, prompts: PromptCache, lengths: Ids, prompt_of: Ids, width: int, *, array_masks: bool = False
+    ) -> None:
         self._prompts = prompts
-        self._of = prompt_of  # [B]
+        self._of = mx.array(prompt_of)  # [B]
         self._width = width  # Tp
-        self.offset = lengths[prompt_of]  # [B] the position of each response's first token
+        self._array_masks = array_masks
+        self._lengths: list[int] = lengths[prompt_of].tolist()
+        self.offset = mx.array(self._lengths)  # [B] the position of each response's first token
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values [B, heads, Tp + Tr, size]."""
@@ -53,8 +59,10 @@ class ResponseCache:
             mx.concatenate([self._prompts.values[self._of], values], axis=2),
         )
 
-    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """Which of the Tp + Tr keys each of the ``count`` tokens sees: [B, 1, Tr, Tp + Tr]."""
+    def make_mask(self, count: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Which of the Tp + Tr keys each of the ``count`` tokens sees; as an array [B, 1, Tr, Tp + Tr] if need be."""
+        if not (return_array or self._array_masks or (window_size and self._width + count > window_size)):
+            return PromptMask(self._lengths, self._width)
         prompt, own = mx.arange(self._width), mx.arange(count)
         lengths = self.offset[:, None, None, None]
         before = mx.broadcast_to(prompt < lengths, (len(self.offset), 1, count, self._width))
@@ -65,15 +73,19 @@ class ResponseCache:
         return mx.concatenate([before, among], axis=3)
 
 
-def call_trunk(policy: MlxPolicy, batch: SharedPromptBatch, wide: Callable[[int], int]) -> list[mx.array]:
+def call_trunk(
+    policy: MlxPolicy, batch: SharedPromptBatch, wide: Callable[[int], int], *, array_masks: bool = False
+) -> list[mx.array]:
     """Hidden states of the prompts [P, Tp, H] and of the responses [B, Tr, H]; ``wide`` rounds a width up."""
     count = len(make_prompt_cache(policy.model))
     width = wide(batch.prompts.shape[1])
     prompts = [PromptCache() for _ in range(count)]
     found = [policy.trunk(_padded(batch.prompts, width), cache=prompts)]
     if batch.responses.shape[1]:
-        lengths, of = mx.array(batch.prompt_lengths), mx.array(batch.prompt_of)
-        caches = [ResponseCache(prompt, lengths, of, width) for prompt in prompts]
+        caches = [
+            ResponseCache(prompt, batch.prompt_lengths, batch.prompt_of, width, array_masks=array_masks)
+            for prompt in prompts
+        ]
         found.append(policy.trunk(_padded(batch.responses, wide(batch.responses.shape[1])), cache=caches))
     return found
 
@@ -82,7 +94,7 @@ def _padded(ids: np.ndarray[Any, Any], width: int) -> mx.array:
     return mx.array(np.pad(ids, ((0, 0), (0, width - ids.shape[1]))))
 
 
-def can_share_prompts(policy: MlxPolicy) -> bool:
+def can_share_prompts(policy: MlxPolicy, *, array_masks: bool) -> bool:
     """Whether responses can share their prompt's computation: every layer attends, and its numbers are the same."""
     if not all(type(cache) is KVCache for cache in make_prompt_cache(policy.model)):
         return False
@@ -97,7 +109,7 @@ def can_share_prompts(policy: MlxPolicy) -> bool:
         targets=np.zeros(8, dtype=np.int64),
     )
     try:
-        _, found = call_trunk(policy, batch, lambda width: width)
+        _, found = call_trunk(policy, batch, lambda width: width, array_masks=array_masks)
     except (TypeError, AttributeError, ValueError, RuntimeError):  # caches of other kinds want more than these
         return False
     whole = [np.concatenate([ids[3:6], ids[1:4]]), np.concatenate([ids[:2], ids[2:5]])]

@@ -1,7 +1,8 @@
-"""What differs on a Mac: unfused attention, two chunks while scoring, macOS's watchdog. Computed, not measured."""
+"""What differs on a Mac: attention in blocks, two chunks while scoring, macOS's watchdog. Computed, not measured."""
 
 from __future__ import annotations
 
+from backends.mlx import ATTENTION_BLOCK
 from delta_cli.doctor.memory import FLOAT, MemoryItem
 from delta_cli.doctor.model_shape import ModelShape
 from delta_cli.recipe import Recipe
@@ -11,22 +12,21 @@ WATCHDOG_SECONDS = 0.25  # seconds of one operation from which on a warning is d
 
 
 def attention_scores(recipe: Recipe, shape: ModelShape) -> MemoryItem:
-    """Scores of all pairs of tokens in a micro-batch: MLX's fused attention has no gradient.
+    """Scores of one block of queries against all keys, in the layer whose gradient is computed.
 
-    One copy of them, of one layer with gradient checkpointing and of all layers without.
+    MLX's fused kernel, where its gradient works, needs less. Four arrays of this size exist at a time: the products,
+    their softmax, and the gradients of both.
     """
     longest = longest_sequence(recipe)
     tokens = max(recipe.update.micro_batch_tokens, longest)
     width = FLOAT if recipe.model.dtype == "float32" else 2
-    layers = 1 if recipe.model.gradient_checkpointing else shape.layers
-    rows = tokens // longest
-    how = f"{rows} × {longest}² × {shape.heads} heads × {width} bytes"
+    rows, block = tokens // longest, min(longest, ATTENTION_BLOCK)
     return MemoryItem(
         "attention scores",
-        layers * rows * longest**2 * shape.heads * width,
+        4 * rows * block * longest * shape.heads * width,
         "update",
-        how if layers == 1 else f"{how} × {layers} layers",
-        "rollout.max_tokens, update.micro_batch_tokens, model.gradient_checkpointing",
+        f"4 × {rows} × {block} × {longest} × {shape.heads} heads × {width} bytes",
+        "update.micro_batch_tokens, rollout.max_tokens",
     )
 
 

@@ -101,6 +101,8 @@ class Trainer:
                 export_stamp.write_step(self.folder.model, self.state.step)
 
     def _train(self) -> None:
+        if self.learner.slower_path and "slower_path" not in self._noticed:
+            self._notice(Notice("slower_path", self.learner.slower_path))
         self._publish()
         if self.state.step == 0 and self.recipe.evaluation.at_start and self.recipe.evaluation.every != "never":
             self._evaluate(0)

@@ -150,7 +150,7 @@ def test_a_prompt_is_computed_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_who_sees_whom(window: int | None) -> None:
     """Of prompts of 2 and 5 tokens and responses of 3, against a loop over positions."""
     lengths, of, width, count = np.array([2, 5]), np.array([1, 0, 1]), 5, 3
-    cache = ResponseCache(PromptCache(), mx.array(lengths), mx.array(of), width)
+    cache = ResponseCache(PromptCache(), lengths, of, width, array_masks=True)
     mask = np.array(cache.make_mask(count, window_size=window))
     for row, prompt in enumerate(of):
         for query in range(count):

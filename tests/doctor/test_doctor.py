@@ -294,7 +294,7 @@ def test_a_base_of_four_bits_by_hand() -> None:
 
 
 def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scores of unfused attention, logits of a second chunk, and a warning where one operation takes long."""
+    """Scores of a block of queries, logits of a second chunk, and a warning where one operation takes long."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     machine = Machine("Darwin 25.0, Python 3.12", 8, 32 * 2**30, "Apple silicon", 24 * 2**30, {})
     monkeypatch.setattr("delta_cli.doctor.checks.describe_machine", lambda name: machine)
@@ -305,9 +305,10 @@ def test_what_differs_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
         return list(examine(recipe, "mlx", run_model=False))
 
     scores = [each.text for each in found() if "attention scores" in each.text and "worst" not in each.text]
-    assert ["8.0 GiB" in text and "1 × 16384² × 16 heads × 2 bytes" in text for text in scores] == [True]
-    plain = [each.text for each in found("model.gradient_checkpointing=false") if "28 layers" in each.text]
-    assert "224.0 GiB" in plain[0]
+    assert ["4 × 1 × 128 × 16384 × 16 heads × 2 bytes" in text for text in scores] == [True]
+    assert f"{4 * 128 * 16384 * 16 * 2 / 2**20:.0f} MiB" in scores[0]
+    plain = [each.text for each in found("model.gradient_checkpointing=false") if "attention scores" in each.text]
+    assert scores[0] in plain, "of one layer at a time, with gradient checkpointing and without"
     watchdog = {each.subject: each for each in found("update.head_chunk_tokens=4096")}["watchdog"]
     assert watchdog.level == "note"
     assert f"{2 * 4096 * 2048 * 151936 / 2.6e12:.2f} s" in watchdog.text
