@@ -116,7 +116,7 @@ def fits(drawn: RenderableType, console: Console, options: ConsoleOptions) -> bo
 
 def evaluation_line(record: Mapping[str, Any]) -> str:
     """A line of evaluations.jsonl in words."""
-    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in record.get("kinds", {}).items())
+    kinds = ", ".join(f"{visible(kind)} {share:.0%}" for kind, share in record.get("kinds", {}).items())
     return (
         f"held-out accuracy after step {record['step']}: {percent(record['accuracy'])} "
         f"({percent(record.get('low'))} to {percent(record.get('high'))}) on {record.get('problems', NONE)} problems"

@@ -1,4 +1,4 @@
-"""The command line: parse, load, call, render. Each command imports what it needs when it is called."""
+"""The command line. Each command imports what it needs when it is called, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typer.core import TyperGroup
 from delta_cli import __version__
 from delta_cli.errors import RenamedWarning
 
-# As they are used, one after the other.
 ORDER = (
     "train",
     "init",
@@ -28,19 +27,19 @@ ORDER = (
     "study",
     "recipe",
     "parity",
-)
+)  # of the commands in --help: the order of use
 
 
-class Ordered(TyperGroup):
-    """Commands in the order of use; one that ORDER does not name comes last."""
+class CommandGroup(TyperGroup):
+    """Lists commands in the order of use; a command that ORDER does not name comes last."""
 
     def list_commands(self, ctx: object) -> list[str]:
-        """Their names."""
+        """The names of the commands."""
         return sorted(self.commands, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
 app = typer.Typer(
-    cls=Ordered,
+    cls=CommandGroup,
     name="delta",
     help="Reinforcement learning with verifiable rewards and DelTA token credit, on MLX and PyTorch.",
     no_args_is_help=True,
@@ -63,37 +62,39 @@ def _options(
     """Options of every command."""
 
 
-# Each registers its commands on app.
+# Each module registers its commands on app.
 from delta_cli.cli import chat, doctor, evaluate, export, init, inspect, parity, recipe, report, runs, study, train  # noqa: E402, F401
 
 
 def _show_renamed(
     message: Warning | str, category: type[Warning], *place: Any, show: Any = warnings.showwarning
 ) -> None:
-    """Print a renamed key as one line; other warnings as Python does."""
+    """Print the warning about a renamed key as one line, and other warnings as Python does."""
     if issubclass(category, RenamedWarning):
-        typer.echo(f"note: {message}", err=True)
+        from delta_cli.cli.say import say_aside
+
+        say_aside(f"note: {message}")
     else:
         show(message, category, *place)
 
 
 def main() -> None:
-    """Run a command; what a person can put right is one line and exit code 2."""
-    warnings.showwarning = _show_renamed  # type: ignore[assignment]  # its last arguments go on as they came
+    """Run a command. An error that a person can fix is one line and exit code 2."""
+    warnings.showwarning = _show_renamed  # type: ignore[assignment]  # it passes further arguments on unchanged
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("aborted", err=True)
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:  # of a person, or a mistake of ours: then a traceback, but one from all processes
-        from delta_cli.cli.error_exit import fail
+    except Exception as error:
+        from delta_cli.cli.error_exit import exit_with_error
         from delta_cli.cli.usage_error import is_usage, usage_message
 
         if is_usage(error):
             typer.echo(usage_message(error), err=True)
             sys.exit(2)
-        fail(error)
+        exit_with_error(error)
     sys.exit(code if isinstance(code, int) else 0)

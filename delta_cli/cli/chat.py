@@ -21,6 +21,7 @@ from delta_cli.cli.options import (
     TopKOption,
     TopPOption,
 )
+from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
     from delta_cli.evaluation.results import EvaluationSettings
     from delta_cli.recipe import Recipe
 
-TEMPERATURE, LONGEST = 0.7, 1024  # where there is no run to take them from
+TEMPERATURE, MAX_TOKENS = 0.7, 1024  # of a model without a run
 
 
-@app.command(short_help="Ask a model or a run by hand.")
+@app.command(short_help="Talk to a model or to a run.")
 def chat(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="Model folder, hub name, tiny-base, or a run.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Ask this and end. May be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="TEXT", help="Ask this and exit. Repeatable.", show_default=False)
     ] = None,
     checkpoint: CheckpointOption = None,
     template: TemplateOption = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What a conversation begins with.", show_default=False)
+        str | None, typer.Option(metavar="TEXT", help="System message of the conversation.", show_default=False)
     ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -50,18 +51,18 @@ def chat(
     seed: SeedOption = None,
     backend: BackendOption = "auto",
 ) -> None:
-    """Ask a model or a run by hand, line by line; an empty line or end of input ends it.
+    """Talk to a model or to a run, line by line. An empty line or the end of the input ends it.
 
-    A run is asked as it was trained: every question in the run's prompt template, at its temperature and with its
-    longest response, and none remembers the one before. A model with a chat template holds a conversation, at
-    temperature 0.7 with at most 1024 tokens.
+    A run answers as it was trained: each question on its own, in the run's prompt template, with its temperature and
+    its limit on tokens. A model with a chat template holds a conversation, at temperature 0.7 and with at most 1024
+    tokens in an answer.
     """
     from backends import registry
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.conversation import Conversation
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
-    reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
+    reference = find_checkpoint(model, checkpoint, say_aside)
     recipe = reference.recipe
     tokenizer = Tokenizer.load(reference.settings.model.path)
     if template is None and recipe is not None:
@@ -70,21 +71,23 @@ def chat(
     elif template is None and not tokenizer.converses:
         template = "plain"
     if system is not None and template is not None:
-        raise UserError("--system is for conversations; here every question stands alone in a template: leave it out")
+        raise UserError(
+            "--system is for conversations, but here each question is asked on its own in a template; leave it out"
+        )
     settings = _settings(
         recipe, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
     with closing(registry.create(backend, reference.settings)) as engine:
         reference.load_into(engine)
-        _hold(Conversation(engine, tokenizer, template, settings.sampling(tokenizer, settings.seed), system), prompt)
+        _talk(Conversation(engine, tokenizer, template, settings.sampling(tokenizer, settings.seed), system), prompt)
 
 
 def _settings(recipe: Recipe | None, **changes: object) -> EvaluationSettings:
-    """How answers are drawn: as in a run's training, with the options that were given."""
+    """How answers are sampled: as in the run's training, changed by the options."""
     from delta_cli.evaluation.results import EvaluationSettings
     from delta_cli.evaluation.suites import file_suite
 
-    usual = EvaluationSettings(samples=1, top_p=1.0, temperature=TEMPERATURE, max_tokens=LONGEST)
+    usual = EvaluationSettings(samples=1, top_p=1.0, temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
     if recipe is not None:
         rollout = recipe.rollout
         drawn = {"temperature": rollout.temperature, "max_tokens": rollout.max_tokens, "stop": rollout.stop}
@@ -92,16 +95,16 @@ def _settings(recipe: Recipe | None, **changes: object) -> EvaluationSettings:
     return file_suite("chat", usual).with_settings(**changes).settings
 
 
-def _hold(conversation: Conversation, prompts: list[str] | None) -> None:
+def _talk(conversation: Conversation, prompts: list[str] | None) -> None:
     for question in prompts if prompts else _typed():
         answer, cut = conversation.ask(question)
-        typer.echo(answer)
+        say(answer.expandtabs(4))
         if cut:
-            typer.echo(f"(cut at {conversation.sampling.max_tokens} tokens; --max-tokens)", err=True)
+            say_aside(f"(cut at {conversation.sampling.max_tokens} tokens; allow more with --max-tokens)")
 
 
 def _typed() -> Iterator[str]:
-    """What is typed, line by line; a prompt is shown where a person types."""
+    """The lines of standard input; at a terminal, each after a prompt."""
     asks = sys.stdin.isatty()
     while True:
         if asks:

@@ -9,14 +9,15 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
+from delta_cli.cli.say import say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
     from delta_cli.recipe import Recipe
 
 SIGNS = {"ok": "[green]✓[/]", "note": "[blue]·[/]", "wrong": "[red]✗[/]"}
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs of a plan's table
-MOST = 4096
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # GPUs in the table of a plan
+MOST = 4096  # GPUs of a plan
 
 
 @app.command(short_help="Check machine, recipe, data and model.")
@@ -27,27 +28,33 @@ def doctor(
     gpu: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="RunPlan a run on h100, h200, b200, a100, l40s or rtx4090 instead; runs nothing."
+            metavar="NAME",
+            help="Run nothing, but plan a run on h100, h200, b200, a100, l40s or rtx4090 by arithmetic.",
+            show_default=False,
         ),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(metavar="N", help="With --gpu: how many; without it, the recipe's.")
+        int | None,
+        typer.Option(metavar="N", help="With --gpu: number of GPUs. Default: the recipe's.", show_default=False),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --gpu: local or vllm; without it, the recipe's."),
+        typer.Option(metavar="NAME", help="With --gpu: local or vllm. Default: the recipe's.", show_default=False),
     ] = None,
-    mean_tokens: Annotated[int | None, typer.Option(metavar="N", help="With --gpu: mean length of a response.")] = None,
+    mean_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --gpu: mean length of a response.", show_default=False),
+    ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, metavar="N", help="Longest look at the model; without it, 120.", show_default=False),
+        typer.Option(min=1, metavar="N", help="Run the model for at most N seconds. Default: 120.", show_default=False),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Print the parts of the memory too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON; findings, a line each.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="List every use of memory.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON; without --gpu, one line for each finding.")] = False,
 ) -> None:
-    """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 when something is wrong.
+    """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 if something is wrong.
 
-    With --gpu, say instead what memory and time a step would take on such GPUs, by arithmetic.
+    With --gpu, print the memory and time that a step would take on such GPUs instead.
     """
     from delta_cli.recipe import load_recipe
 
@@ -56,7 +63,7 @@ def doctor(
     if gpu is None:
         given = {"--processes": processes, "--engine": engine, "--mean-tokens": mean_tokens}
         if named := [name for name, value in given.items() if value is not None]:
-            raise UserError(f"{named[0]} plans a run on other GPUs; say on which with --gpu, such as --gpu h100")
+            raise UserError(f"{named[0]} is for a plan; add the GPUs it is for, such as --gpu h100")
         if not report(loaded, backend, run_model=True, json=json, details=details, seconds=seconds):
             raise typer.Exit(1)
         return
@@ -81,7 +88,9 @@ def _plan(
     if engine not in SAMPLERS:
         raise UserError(f"--engine {engine}: choose {' or '.join(SAMPLERS)}")
     if mean_tokens is not None and not 1 <= mean_tokens <= recipe.rollout.max_tokens:
-        raise UserError(f"--mean-tokens {mean_tokens}: choose 1 to rollout.max_tokens = {recipe.rollout.max_tokens}")
+        raise UserError(
+            f"--mean-tokens {mean_tokens}: choose a number from 1 to rollout.max_tokens = {recipe.rollout.max_tokens}"
+        )
     request = PlanRequest(
         recipe, *shape_of(recipe.model.path), find_gpu(gpu), processes, engine=SAMPLERS[engine], mean_tokens=mean_tokens
     )
@@ -89,7 +98,7 @@ def _plan(
     scaling = [plan(fitted(replace(request, processes=count))) for count in counts]
     parts = (name, plan(request), plan_text.settings(fitted(request)), scaling)
     if json:
-        typer.echo(dumps(plan_text.as_json(*parts), ensure_ascii=False))
+        typer.echo(dumps(plan_text.as_json(*parts)))
         return
     for line in plan_text.text(*parts):
         typer.echo(line)
@@ -104,10 +113,10 @@ def report(
     details: bool = True,
     seconds: float | None = None,
 ) -> bool:
-    """Print each finding as it is made, or only what is wrong; whether none is wrong.
+    """Print each finding as soon as it is made, and return whether none is wrong.
 
-    Without ``details`` the parts of the memory are left to the one line that sums them up. In a terminal what is
-    going on is said meanwhile, and what needs action once more at the end.
+    ``quiet`` prints only what is wrong. Without ``details`` the uses of memory are one line. In a terminal, each long
+    check is announced, and the end repeats what to fix first.
     """
     from json import dumps
 
@@ -116,6 +125,7 @@ def report(
 
     from delta_cli.doctor.checks import SECONDS, examine
     from delta_cli.doctor.finding import Finding
+    from delta_cli.text import visible
 
     console = Console(highlight=False)
     watched = sys.stderr.isatty() and not (json or quiet)
@@ -123,24 +133,24 @@ def report(
     parts = 0
 
     def show(finding: Finding, also: str = "") -> None:
-        text = escape(finding.text + also)
+        text = escape(visible(finding.text + also, " "))
         console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {text}", soft_wrap=True)
 
-    def say(line: str) -> None:
+    def announce(line: str) -> None:
         if watched:
-            typer.echo(f"… {line}", err=True)
+            say_aside(f"… {line}")
 
-    for finding in examine(recipe, backend, run_model, SECONDS if seconds is None else seconds, say):
+    for finding in examine(recipe, backend, run_model, SECONDS if seconds is None else seconds, announce):
         if finding.level == "wrong":
             wrong.append(finding)
         elif quiet:
             continue
         if json:
-            typer.echo(dumps({"event": "finding"} | vars(finding), ensure_ascii=False))
+            typer.echo(dumps({"event": "finding"} | vars(finding)))
         elif not details and finding.level == "ok" and finding.subject.startswith("memory, "):
             parts += 1
         else:
             show(finding, f"; its {parts} parts: --details" if parts and finding.subject == "memory" else "")
-    if len(wrong) > 0 and run_model and not (json or quiet):
-        console.print(f"\nto put right first: {wrong[0].subject}" + "".join(f", {each.subject}" for each in wrong[1:]))
+    if wrong and run_model and not (json or quiet):
+        console.print(f"\nfix first: {', '.join(finding.subject for finding in wrong)}")
     return not wrong

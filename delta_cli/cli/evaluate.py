@@ -21,7 +21,8 @@ from delta_cli.cli.options import (
     TopKOption,
     TopPOption,
 )
-from delta_cli.cli.sampler import EngineOption, PythonOption, engine_of, open_engine
+from delta_cli.cli.sampler import EngineOption, PythonOption, engine_section, open_sampler_for
+from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SuiteOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="A shipped suite, or the path of a suite's .toml.", show_default=False),
+    typer.Option(metavar="NAME", help="A shipped suite, or the .toml file of one.", show_default=False),
 ]
 
 
@@ -44,10 +45,11 @@ def evaluate(
     checkpoint: CheckpointOption = None,
     suite: SuiteOption = None,
     data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A data file with question and answer.", show_default=False)
+        str | None,
+        typer.Option(metavar="FILE", help="Data file with the columns question and answer.", show_default=False),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(metavar="N", help="Responses for each problem.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Responses to each problem.", show_default=False)
     ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
@@ -56,7 +58,7 @@ def evaluate(
     max_tokens: MaxTokensOption = None,
     template: TemplateOption = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="So many problems of each benchmark.", min=1, show_default=False)
+        int | None, typer.Option(metavar="N", help="Use N problems of each benchmark.", min=1, show_default=False)
     ] = None,
     seed: SeedOption = None,
     allow_unsandboxed: Annotated[
@@ -69,14 +71,14 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for responses and results.", show_default=False)
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print evaluation.json instead of a table.")] = False,
 ) -> None:
-    """Evaluate a model or a run: avg@k, pass@k and maj@k with intervals; written as JSON too.
+    """Evaluate a model or a run: avg@k, pass@k and maj@k with intervals, also as JSON.
 
-    A run without --suite or --data is evaluated on the problems it held out. A suite brings its own
-    verifier; without one, a run's responses are judged by the reward it was trained with. Evaluations
-    of other steps, limits and settings have folders of their own.
+    Without --suite or --data, a run is evaluated on its held-out problems. A suite has its own verifier; without a
+    suite, responses are graded by the reward the run was trained with. Each step, limit and set of settings gets its
+    own folder.
     """
     from rich.console import Console
 
@@ -84,9 +86,9 @@ def evaluate(
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
     if suite and data:
-        raise UserError("--suite and --data: give one of them")
-    reference = find_checkpoint(model, checkpoint, lambda line: typer.echo(line, err=True))
-    drawing = engine_of(reference, engine, engine_python)
+        raise UserError("--suite and --data: give only one of them")
+    reference = find_checkpoint(model, checkpoint, say_aside)
+    drawing = engine_section(reference, engine, engine_python)
     changes = {
         "samples": samples,
         "temperature": temperature,
@@ -108,22 +110,20 @@ def evaluate(
         return
     console = Console()
     console.print(render(found))
-    console.print(f"written to {folder / 'evaluation.json'}", highlight=False)
+    say(f"written to {folder / 'evaluation.json'}")
 
 
-@app.command(short_help="Is one evaluation better than another?")
+@app.command(short_help="Compare two evaluations.")
 def compare(
     before: Annotated[
         Path,
-        typer.Argument(
-            metavar="BEFORE", help="A run, a model's folder below evaluations/, an evaluation's folder or file."
-        ),
+        typer.Argument(metavar="BEFORE", help="A run, a folder in evaluations/, or an evaluation.json."),
     ],
     after: Annotated[
         Path | None,
         typer.Argument(
             metavar="AFTER",
-            help="What should be better; without it, the run BEFORE is compared with the model it started from.",
+            help="The one that should be better. Default: the run BEFORE is compared with the model it started from.",
             show_default=False,
         ),
     ] = None,
@@ -131,7 +131,7 @@ def compare(
     backend: BackendOption = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Is AFTER better than BEFORE? The gain with its interval, and a one-sided rank test.
+    """Compare two evaluations: is AFTER better than BEFORE? Prints the gain, its interval and a one-sided rank test.
 
     If a run was evaluated at several steps, its newest evaluation is taken that was made like the other one. A run
     alone is compared with the model it started from, on the problems it held out; both are evaluated if need be.
@@ -148,7 +148,7 @@ def compare(
     if listed or (after is None and not (before / "recipe.toml").is_file()):
         found = evaluations_of(before)
         if json:
-            typer.echo(dumps([{"path": str(each.path)} | each.as_json() for each in found], ensure_ascii=False))
+            typer.echo(dumps([{"path": str(each.path)} | each.as_json() for each in found]))
         else:
             console.print(render_evaluations(found))
         return
@@ -163,18 +163,18 @@ def compare(
         return
     console.print(render_comparison(result))
     if (first[1], second[1]) != (before, after):
-        console.print(f"compared: {first[1]} and {second[1]}", highlight=False, markup=False)
+        say(f"compared: {first[1]} and {second[1]}")
 
 
 def _evaluate_held_out(run: Path, checkpoint: str, backend: str, quiet: bool) -> tuple[EvaluationResult, Path]:
     """Evaluate a run's checkpoint on the problems it held out; responses that are on disk are not drawn again."""
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
-    reference = find_checkpoint(str(run), checkpoint, lambda line: typer.echo(line, err=True))
+    reference = find_checkpoint(str(run), checkpoint, say_aside)
     name, settings, benchmarks = _benchmarks(reference, None, None, None, {})
     grader = _grader(reference, None, settings, False)
     place = run / "evaluations" / _title(name, reference, None)
-    drawing = engine_of(reference, None, None)
+    drawing = engine_section(reference, None, None)
     return _run(reference, backend, drawing, name, settings, benchmarks, None, grader, place, True, quiet)
 
 
@@ -185,7 +185,7 @@ def _benchmarks(
     limit: int | None,
     changes: Mapping[str, object],
 ) -> tuple[str, EvaluationSettings, list[Benchmark]]:
-    """Name, settings and problems of what is asked for."""
+    """Name, settings and problems of the evaluation that was asked for."""
     from delta_cli.evaluation import suites
 
     if data:
@@ -194,7 +194,7 @@ def _benchmarks(
         chosen = suites.load_suite(suite).with_settings(**changes)
     elif reference.recipe is None:
         raise UserError(
-            f"{reference.name}: say what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
+            f"{reference.name}: choose what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
         )
     else:
         own = suites.file_suite("held_out", _settings_of(reference)).with_settings(**changes)
@@ -203,7 +203,7 @@ def _benchmarks(
 
 
 def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
-    """What the run is evaluated on while it trains."""
+    """The benchmarks of the run's evaluations during training."""
     from delta_cli.recipe.loading import with_overrides
     from delta_cli.training.setup import load_benchmarks, load_data, load_tokenizer
 
@@ -213,7 +213,7 @@ def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
 
 
 def _settings_of(reference: CheckpointReference) -> EvaluationSettings:
-    """A run's own evaluation settings; the paper's for a model."""
+    """The run's own evaluation settings; for a model, those of the paper."""
     from delta_cli.evaluation.results import EvaluationSettings
     from delta_cli.training.setup import evaluation_settings
 
@@ -223,7 +223,7 @@ def _settings_of(reference: CheckpointReference) -> EvaluationSettings:
 def _grader(
     reference: CheckpointReference, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool
 ) -> WeightedReward:
-    """A suite's verifier; without a suite, a run's own reward."""
+    """The suite's verifier; without a suite, the run's own reward."""
     from delta_cli.recipe.reward import Reward
     from delta_cli.rewards.grader import Grader
     from delta_cli.rewards.weighted import RewardTerm, WeightedReward
@@ -242,7 +242,7 @@ def _folder_of(reference: CheckpointReference, model: str) -> Path:
 
 
 def _title(name: str, reference: CheckpointReference, limit: int | None) -> str:
-    """A folder's name that says what is measured; other settings get a number behind it."""
+    """The name of the folder: what is measured. Other settings add a number to it."""
     step = f"-step{reference.step}" if reference.recipe is not None and reference.step is not None else ""
     return name + step + (f"-limit{limit}" if limit is not None else "")
 
@@ -260,7 +260,7 @@ def _run(
     numbered: bool,
     quiet: bool,
 ) -> tuple[EvaluationResult, Path]:
-    """The evaluation and its folder: ``place``, or where ``numbered`` the first of place, place-2, … that is free."""
+    """The evaluation and its folder: ``place``, or if ``numbered`` the first free one of place, place-2, …"""
     from delta_cli.data.tokenizer import Tokenizer
     from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
     from delta_cli.evaluation.evaluate import own_folder
@@ -271,10 +271,10 @@ def _run(
         stack.enter_context(grader)
         tokenizer = Tokenizer.load(reference.settings.model.path).chatting(settings.system, settings.thinking)
         log = place.with_name(f"{place.name}-vllm.log")
-        sampler, label = open_engine(reference, backend_name, drawing, settings.max_tokens, log, stack)
+        sampler, label = open_sampler_for(reference, backend_name, drawing, settings.max_tokens, log, stack)
         folder = next(own_folder(place, reference.weights, label, settings, benchmarks))
         if folder != place and not numbered:
-            raise UserError(f"{place}: holds the evaluation of something else; choose another folder with --out")
+            raise UserError(f"{place}: holds a different evaluation; choose another folder with --out")
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
             RolloutWorker(sampler, tokenizer, grader, settings.template),

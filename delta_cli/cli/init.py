@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from delta_cli.cli import app
+from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import NotFetchedError, UserError
 
 if TYPE_CHECKING:
     from delta_cli.data.tokenizer import Tokenizer
 
-WIDTH = 42  # of a command that leaves room for its purpose beside it
+WIDTH = 42  # of the longest command that leaves room for its purpose on the same line
 
 
 @app.command(short_help="Write a recipe for your own data and model.")
 def init(
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Data file or hub name; without it, the one here.", show_default=False),
+        typer.Option(metavar="FILE", help="Data file or hub name. Default: the data file here.", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Model folder, hub name or tiny-base; without it, the one here.", show_default=False
+            metavar="DIR", help="Model folder, hub name or tiny-base. Default: the folder here.", show_default=False
         ),
     ] = None,
     question: Annotated[
@@ -36,12 +37,12 @@ def init(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The recipe to write; without it, named after the data.", show_default=False),
+        typer.Option(metavar="FILE", help="The recipe to write. Default: named after the data.", show_default=False),
     ] = None,
 ) -> None:
-    """Write a commented starter recipe for your own data and model, and say what to run next."""
+    """Write a commented recipe for your own data and model, and list what to run next."""
     from delta_cli.cli.run_folder import run_folder
-    from delta_cli.cli.starter_recipe import Start, starter
+    from delta_cli.cli.starter_recipe import StarterInputs, starter_recipe
     from delta_cli.recipe import load_recipe
     from delta_cli.runs.folder import writing
 
@@ -49,30 +50,34 @@ def init(
     chosen = model or _only_model()
     file = out or Path(f"{_stem(source)}.toml")
     if file.suffix != ".toml":
-        raise UserError(f"--out {file}: the name of a recipe ends in .toml")
+        raise UserError(f"--out {file}: give a name that ends in .toml")
     if file.exists():
-        raise UserError(f"{file}: is there already; give another name with --out, or remove it")
-    text = starter(Start(source, chosen, question, answer), file.name, _tokenizer(chosen))
+        raise UserError(f"{file}: exists already; give another name with --out, or remove it")
+    text = starter_recipe(StarterInputs(source, chosen, question, answer), file.name, _tokenizer(chosen))
     with writing(file):
         file.write_text(text, encoding="utf-8")
-    loaded = load_recipe(file)  # what was written can be trained from
-    columns = f"question = {loaded.data.question}, answer = {loaded.data.answer}" if loaded.data.question else "its own"
-    typer.echo(f"data    {source}: columns {columns}; reward {loaded.rewards[0].kind}")
-    typer.echo(f"model   {chosen}: prompts by template {loaded.data.template}")
-    typer.echo(f"recipe  {file}: look through it, then run what follows\n")
+    loaded = load_recipe(file)  # checks that the new recipe is valid
+    columns = (
+        f"question = {loaded.data.question}, answer = {loaded.data.answer}"
+        if loaded.data.question
+        else "those of the data set"
+    )
+    say(f"data    {source}: columns {columns}; reward {loaded.rewards[0].kind}")
+    say(f"model   {chosen}: prompt template {loaded.data.template}")
+    say(f"recipe  {file}: read through it, then run these commands\n")
     commands = _commands(file, run_folder(file, None, resume=False))
     width = max(len(line) for line, _ in commands)
     for number, (line, why) in enumerate(commands, start=1):
-        typer.echo(f"{number}  {line:<{width}}  {why}" if width <= WIDTH else f"{number}  {line}\n   {why}")
+        say(f"{number}  {line:<{width}}  {why}" if width <= WIDTH else f"{number}  {line}\n   {why}")
 
 
 def _commands(file: Path, run: Path) -> list[tuple[str, str]]:
-    """What leads from a data file to a model that can be used."""
+    """The commands from a data file to a model folder, each with its purpose."""
     return [
         ("delta init", "done"),
         (f"delta doctor {file}", "checks data, model, memory"),
-        (f"delta train {file}", "Ctrl-C saves; --resume goes on"),
-        (f"delta report {run}", "a page of what happened"),
+        (f"delta train {file}", "Ctrl-C saves; --resume continues"),
+        (f"delta report {run}", "a page about the run"),
         (f"delta export {run} {file.stem}-model", "a model folder to use"),
     ]
 
@@ -93,23 +98,23 @@ def _only(found: list[str], option: str, what: str, which: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"there are {len(found)} {what}s here, {', '.join(found[:5])}; choose one with {option}")
-    raise UserError(f"there is no {what} here {which}; name one with {option}")
+        raise UserError(f"there are {len(found)} {what}s here ({', '.join(found[:5])}); choose one with {option}")
+    raise UserError(f"there is no {what} here {which}; give one with {option}")
 
 
 def _stem(source: str) -> str:
-    """A recipe's name: letters, digits and dashes of the data's."""
+    """A name for the recipe, from the letters, digits and dashes of the data's name."""
     stem = Path(source).name.partition(".")[0]
     return "".join(char if char.isalnum() or char in "-_" else "-" for char in stem) or "recipe"
 
 
 def _tokenizer(model: str) -> Tokenizer | None:
-    """The model's, where it is here or can be fetched."""
+    """The model's tokenizer; None if it is not on this machine and cannot be fetched."""
     from delta_cli.assets import model_path
     from delta_cli.data.tokenizer import Tokenizer
 
     try:
         return Tokenizer.load(model_path(model))
     except NotFetchedError as error:
-        typer.echo(f"{error}; the recipe is written without a look at it", err=True)
+        say_aside(f"{error}; the recipe is written without it")
         return None

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from typing import Annotated
 
 import typer
 
-RUNS = Path("runs")  # where runs are made
+RUNS = Path("runs")  # where new run folders are created
 
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(metavar="RECIPE", help="A recipe; without one, the quickstart.", show_default=False)
+    Path | None, typer.Argument(metavar="RECIPE", help="Recipe file. Default: the quickstart.", show_default=False)
 ]
 BackendOption = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mlx or fake.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key: section.key=value. May be repeated.", show_default=False
+        "--set", metavar="KEY=VALUE", help="Set a key of the recipe: section.key=value. Repeatable.", show_default=False
     ),
 ]
 
-# How responses are drawn: what an evaluation and a conversation have in common. None: as usual there.
+# How eval and chat sample responses. The default of each is the run's or the suite's own setting.
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(metavar="STEP", help="Of a run: best, last, base or a step; without it, last.", show_default=False),
+    typer.Option(metavar="STEP", help="Checkpoint: best, last, base or a step. Default: last.", show_default=False),
 ]
 TemplateOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Prompt template.", show_default=False)]
 TemperatureOption = Annotated[
-    float | None, typer.Option(metavar="X", help="0 takes the likeliest token.", show_default=False)
+    float | None,
+    typer.Option(metavar="X", help="Sampling temperature; 0 takes the likeliest token.", show_default=False),
 ]
 TopPOption = Annotated[float | None, typer.Option(metavar="X", help="Nucleus sampling.", show_default=False)]
 TopKOption = Annotated[
-    int | None, typer.Option(metavar="N", help="Only the N likeliest tokens; 0: all.", show_default=False)
+    int | None, typer.Option(metavar="N", help="Sample from the N likeliest tokens; 0: all.", show_default=False)
 ]
 MinPOption = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Only tokens at least X times as likely as the likeliest.", show_default=False),
+    typer.Option(
+        metavar="X", help="Sample from tokens at least X times as likely as the likeliest.", show_default=False
+    ),
 ]
 MaxTokensOption = Annotated[
     int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)
 ]
-SeedOption = Annotated[int | None, typer.Option(metavar="N", help="Of the sampling.", show_default=False)]
+SeedOption = Annotated[int | None, typer.Option(metavar="N", help="Seed of the sampling.", show_default=False)]
 
 
 def quickstart() -> Path:

@@ -12,27 +12,29 @@ from delta_cli.cli.options import SetOption
 from delta_cli.errors import UserError
 
 
-@app.command(short_help="Replay a batch on two backends.")
+@app.command(short_help="Compare two backends on a recorded batch.")
 def parity(
-    batch: Annotated[Path, typer.Argument(metavar="RUN_OR_BATCH", help="A run, or one file of its rollouts/.")],
-    backends: Annotated[str, typer.Option(metavar="A,B", help="Two backends; the second is the measure.")] = "cpu,mlx",
+    batch: Annotated[Path, typer.Argument(metavar="RUN_OR_BATCH", help="Run folder, or one file in its rollouts/.")],
+    backends: Annotated[
+        str, typer.Option(metavar="A,B", help="Two backends; the second is the reference.")
+    ] = "cpu,mlx",
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Weights to start from; without it, those the run started from.", show_default=False
+            metavar="DIR", help="Weights to start from. Default: those the run started from.", show_default=False
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="Which step of a run; without it, the first.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Step of the run. Default: the first.", show_default=False)
     ] = None,
     set_: SetOption = None,
     tolerance: Annotated[
-        float, typer.Option(metavar="X", help="Largest difference; ten times it for the gradient.")
+        float, typer.Option(metavar="X", help="Largest difference allowed; ten times as much for the gradient.")
     ] = 1e-5,
 ) -> None:
     """Replay a recorded batch on two backends and compare every number up to the gradient.
 
-    The exit code is 1 where a difference is above the tolerance.
+    The exit code is 1 if a difference is above the tolerance.
     """
     from rich.console import Console
     from rich.table import Table
@@ -44,7 +46,7 @@ def parity(
 
     names = [name.strip() for name in backends.split(",")]
     if len(names) != 2:
-        raise UserError(f"--backends {backends}: name two, as in cpu,mlx")
+        raise UserError(f"--backends {backends}: name two, separated by a comma, as in cpu,mlx")
     file = _file(batch, step)
     own = file.parent.parent / "recipe.toml"
     recipe = with_overrides(load_recipe(own if own.is_file() else None), tuple(set_ or ()))
@@ -64,12 +66,14 @@ def parity(
 
 
 def _file(batch: Path, step: int | None) -> Path:
-    """The recorded batch that is meant."""
+    """The file of the recorded batch."""
     if not batch.is_dir():
         return batch
     found = sorted((batch / "rollouts").glob("step-*.jsonl.gz"))
     if step is not None:
         found = [file for file in found if int(file.name[5:11]) == step]
     if not found:
-        raise UserError(f"{batch}: no recorded rollouts{'' if step is None else f' of step {step}'}")
+        raise UserError(
+            f"{batch}: has no recorded rollouts{'' if step is None else f' of step {step}'}; give another run or step"
+        )
     return found[0]

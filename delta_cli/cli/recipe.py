@@ -1,4 +1,4 @@
-"""``delta recipe``: what a recipe may say."""
+"""``delta recipe``: the keys of recipes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from delta_cli.cli import app
 from delta_cli.cli.options import RecipeArgument, SetOption, quickstart
 
 recipes = typer.Typer(
-    short_help="List and explain what a recipe may say.",
-    help="What a recipe may say: its keys, its schema, and a recipe resolved.",
+    short_help="List and explain the keys of recipes.",
+    help="The keys of recipes, their JSON schema, and a recipe with every key filled in.",
     no_args_is_help=True,
 )
 app.add_typer(recipes, name="recipe")
 
 
-@recipes.command(short_help="List keys: all, or those of a section.")
+@recipes.command(short_help="List all keys, or those of one section.")
 def keys(
     section: Annotated[
-        str, typer.Argument(metavar="SECTION", help="Only keys that begin so, e.g. update", show_default=False)
+        str,
+        typer.Argument(metavar="SECTION", help="Only keys that start with this, such as update.", show_default=False),
     ] = "",
 ) -> None:
-    """List keys with their default, type, range, unit and meaning; of a section, or of all."""
+    """List keys with default, type, range, unit and meaning."""
     from rich.console import Console
 
     from delta_cli.reporting.recipe_help import key_lines
@@ -34,9 +35,9 @@ def keys(
 
 @recipes.command()
 def explain(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or what TRL, verl or mlx-lm-lora call it.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key, or its name in TRL, verl or mlx-lm-lora.")],
 ) -> None:
-    """Say all that is known of one key."""
+    """Explain one key."""
     from rich.console import Console
 
     from delta_cli.reporting.recipe_help import explained
@@ -47,7 +48,7 @@ def explain(
 
 @recipes.command(short_help="Print the JSON schema, for editors.")
 def schema() -> None:
-    """Print the JSON schema, for completion in editors."""
+    """Print the JSON schema of a recipe, with which editors complete and check recipes."""
     from delta_cli.recipe import json_schema
 
     typer.echo(json_schema(), nl=False)
@@ -55,7 +56,7 @@ def schema() -> None:
 
 @recipes.command(short_help="Print a recipe with every key filled in.")
 def show(recipe: RecipeArgument = None, set_: SetOption = None) -> None:
-    """Print a recipe with every key resolved."""
+    """Print a recipe with every key filled in."""
     from delta_cli.recipe import load_recipe, to_toml
 
     typer.echo(to_toml(load_recipe(recipe or quickstart(), tuple(set_ or ()))), nl=False)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from delta_cli.cli import app
+from delta_cli.cli.say import say
 
 
 @app.command(short_help="Write a page about one or several runs.")
@@ -25,4 +26,4 @@ def report(
     from delta_cli.reporting.report import write_report
 
     for file in write_report(runs, output, figures):
-        typer.echo(file)
+        say(str(file))

@@ -12,15 +12,15 @@ from delta_cli.cli.options import RUNS
 from delta_cli.errors import UserError
 
 
-@app.command(short_help="List runs and what became of them.")
+@app.command(short_help="List runs and their state.")
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look, in it and below it.")] = RUNS,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, a line for each run.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to search, with its subfolders.")] = RUNS,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each run.")] = False,
 ) -> None:
-    """List runs: method, model, steps, last and best held-out accuracy, and whether they go on.
+    """List runs with their state, step, last and best held-out accuracy, method and model.
 
-    going: a process trains in it. done: its last step and its model are there. stopped: asked to end, and saved.
-    failed: ended with an error, which is shown. died: ended without a word, as by a power cut.
+    going: a process is training in it. done: the last step and the exported model exist. stopped: stopped on request
+    and saved. failed: ended with an error, which is shown. died: ended without a message, as in a power cut.
     """
     from json import dumps
 
@@ -29,12 +29,16 @@ def runs(
     from delta_cli.reporting.run_list import RunTable, find_runs
 
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; train something first, or say where the runs are: delta runs DIR")
+        raise UserError(
+            f"{folder}: no such folder; train something first, or give the folder of the runs: delta runs DIR"
+        )
     found = find_runs(folder)
     if not found:
-        raise UserError(f"{folder}: holds no run; train something first, or say where the runs are: delta runs DIR")
+        raise UserError(
+            f"{folder}: holds no run; train something first, or give the folder of the runs: delta runs DIR"
+        )
     if json:
         for run in found:
-            typer.echo(dumps(run.as_json(), ensure_ascii=False))
+            typer.echo(dumps(run.as_json()))
         return
     Console(highlight=False).print(RunTable(found))

@@ -1,4 +1,4 @@
-"""What draws the responses of an evaluation: this process, or vLLM."""
+"""What samples the responses of an evaluation: this process, or vLLM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from delta_cli.cli.say import say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|URL",
-        help="What draws: local, vllm (started for it), or the address of a running vLLM server; without it, what drew "
-        "in the run's training.",
+        help="What samples: local, vllm (starts a server), or the address of a running vLLM server. Default: as in the "
+        "run's training.",
         show_default=False,
     ),
 ]
@@ -29,8 +30,8 @@ PythonOption = Annotated[
 ]
 
 
-def engine_of(reference: CheckpointReference, engine: str | None, python: str | None) -> EngineSection:
-    """The recipe section that says what draws; raises UserError for a word that is none."""
+def engine_section(reference: CheckpointReference, engine: str | None, python: str | None) -> EngineSection:
+    """The [engine] section for an option --engine; raises UserError if the option is not allowed."""
     from pydantic import ValidationError
 
     from backends.settings import EngineSection
@@ -43,7 +44,7 @@ def engine_of(reference: CheckpointReference, engine: str | None, python: str | 
     elif engine is not None and engine.startswith(("http://", "https://")):
         changes |= {"kind": "vllm", "launch": False, "url": (engine,)}
     elif engine is not None:
-        raise UserError(f"--engine: '{engine}' is none; give local, vllm, or http://host:port of a running server")
+        raise UserError(f"--engine {engine}: choose local, vllm, or http://host:port of a running server")
     own = {} if reference.recipe is None else reference.recipe.engine.model_dump(exclude_defaults=True)
     try:
         return EngineSection(**(own | {"colocated": False, "async_steps": 0} | changes))
@@ -51,10 +52,10 @@ def engine_of(reference: CheckpointReference, engine: str | None, python: str | 
         raise UserError(f"--engine: {error.errors()[0]['msg']}") from error
 
 
-def open_engine(
+def open_sampler_for(
     reference: CheckpointReference, backend: str, engine: EngineSection, max_tokens: int, log: Path, stack: ExitStack
 ) -> tuple[Sampler, str]:
-    """What draws responses of at most ``max_tokens``, and its name in the results; freed with ``stack``."""
+    """The sampler for responses of at most ``max_tokens``, and its name in the results. ``stack`` closes it."""
     from backends import registry
     from delta_cli.rollout.open_vllm import open_evaluation_servers
 
@@ -67,8 +68,5 @@ def open_engine(
         raise UserError(f"{reference.name}: vLLM reads finished models, not checkpoints; add --engine local, or wait")
     prompt = 2048 if reference.recipe is None else reference.recipe.rollout.max_prompt_tokens
 
-    def on_progress(line: str) -> None:
-        typer.echo(line, err=True)
-
-    opened = open_evaluation_servers(engine, str(reference.settings.model.path), prompt + max_tokens, log, on_progress)
+    opened = open_evaluation_servers(engine, str(reference.settings.model.path), prompt + max_tokens, log, say_aside)
     return stack.enter_context(opened), "vllm"

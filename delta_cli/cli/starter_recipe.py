@@ -1,4 +1,4 @@
-"""A commented recipe for one's own data and model, filled in with what can be seen of both."""
+"""A commented recipe for the user's data and model, filled in after a look at both."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from delta_cli.errors import UserError
 from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.document import toml_value
 
-SAMPLE = 200  # rows that are looked at
-FEW = 200  # rows; of fewer a larger share is held out
+SAMPLE = 200  # rows to look at
+FEW = 200  # rows; with fewer, a larger share is held out
 COMMENTS = 32  # column of the comments
-TOY, SMALL, LARGE = 1e6, 50e6, 900e6  # parameters: no instructions; a large learning rate below; adapters above
+TOY = 1e6  # parameters of a model that follows no instructions
+SMALL = 50e6  # parameters, below which the learning rate is large
+LARGE = 900e6  # parameters, above which adapters are trained
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a starter recipe is made of."""
+class StarterInputs:
+    """What the user says about data and model."""
 
     source: str  # data file or hub name
     model: str  # folder, hub name or tiny-base
@@ -33,37 +35,37 @@ class Start:
     answer: str | None = None
 
 
-def starter(start: Start, name: str, tokenizer: Tokenizer | None) -> str:
-    """The text of a starter recipe. ``tokenizer``: the model's, None where it is not on this machine.
+def starter_recipe(inputs: StarterInputs, name: str, tokenizer: Tokenizer | None) -> str:
+    """The text of the recipe. ``tokenizer`` is the model's, or None if it is not on this machine.
 
-    Raises UserError where the data file cannot be read or its columns cannot be told.
+    Raises UserError if the data file cannot be read or its columns cannot be identified.
     """
     import jinja2
 
     loader = jinja2.PackageLoader("delta_cli", "assets")
     environment = jinja2.Environment(loader=loader, autoescape=False, undefined=jinja2.StrictUndefined)
     environment.filters["toml"] = toml_value
-    values: dict[str, Any] = {"name": name, "model": start.model, "source": start.source, "steps": 100}
-    values |= _data(start) | _template(start, tokenizer)
-    values |= _size(start) | _lengths(values, start, tokenizer)
+    values: dict[str, Any] = {"name": name, "model": inputs.model, "source": inputs.source, "steps": 100}
+    values |= _data(inputs) | _template(inputs, tokenizer)
+    values |= _size(inputs) | _lengths(values, inputs, tokenizer)
     lines = environment.get_template("starter.toml.jinja").render(values).rstrip("\n").split("\n")
     return "\n".join(map(_aligned, lines)) + "\n"
 
 
 def _aligned(line: str) -> str:
-    """The line with what follows ## as its comment, in a column of its own."""
+    """The line with the text after ## as a comment, aligned with the other comments."""
     setting, mark, comment = line.partition(" ## ")
     return f"{setting.rstrip():<{COMMENTS - 1}} # {comment}" if mark else line.rstrip()
 
 
-def _data(start: Start) -> dict[str, Any]:
+def _data(inputs: StarterInputs) -> dict[str, Any]:
     """Columns and reward."""
-    if not (start.source.endswith(sources.SUFFIXES) or Path(start.source).is_file()):
-        known = start.source in LAYOUTS
+    if not (inputs.source.endswith(sources.SUFFIXES) or Path(inputs.source).is_file()):
+        known = inputs.source in LAYOUTS
         why = "mathematics, in \\boxed{}" if known else "or choice, code, custom"
         return {"columns": None, "there": "", "kind": "math", "why": why, "held_out": 0.05}
-    rows = sources.first_rows(start.source, SAMPLE)
-    found = find_columns(start.source, rows, start.question, start.answer)
+    rows = sources.first_rows(inputs.source, SAMPLE)
+    found = find_columns(inputs.source, rows, inputs.question, inputs.answer)
     return {
         "columns": found,
         "there": ", ".join(rows[0]),
@@ -73,9 +75,9 @@ def _data(start: Start) -> dict[str, Any]:
     }
 
 
-def _template(start: Start, tokenizer: Tokenizer | None) -> dict[str, str]:
-    if _toy(start.model):
-        return {"template": "chat", "template_why": "the question alone: the model is too small for instructions"}
+def _template(inputs: StarterInputs, tokenizer: Tokenizer | None) -> dict[str, str]:
+    if _toy(inputs.model):
+        return {"template": "chat", "template_why": "only the question: the model is too small for instructions"}
     if tokenizer is None:
         return {"template": "chat_boxed", "template_why": "for a model with a chat template; paper for a base model"}
     if not tokenizer.converses:
@@ -84,17 +86,17 @@ def _template(start: Start, tokenizer: Tokenizer | None) -> dict[str, str]:
 
 
 def _toy(model: str) -> bool:
-    """Whether the model is like the one that ships with the package."""
+    """Whether the model is as small as the one that ships with the package."""
     try:
         return shape_of(model)[0].parameters < TOY
     except UserError:
         return False
 
 
-def _size(start: Start) -> dict[str, Any]:
-    """What depends on how large the model is; the usual where that is not known."""
+def _size(inputs: StarterInputs) -> dict[str, Any]:
+    """The keys that depend on the size of the model, with defaults if the size is not known."""
     try:
-        shape, config = shape_of(start.model)
+        shape, config = shape_of(inputs.model)
     except UserError:
         return {"lora": True, "learning_rate": "1e-5", "weight_decay": None, "context": None}
     context = config.get("max_position_embeddings")
@@ -105,15 +107,15 @@ def _size(start: Start) -> dict[str, Any]:
     return common | {"lora": large, "learning_rate": "1e-5" if large else "2e-6", "weight_decay": None}
 
 
-def _lengths(values: dict[str, Any], start: Start, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Room for prompts and responses, in what the model can read."""
+def _lengths(values: dict[str, Any], inputs: StarterInputs, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Room for prompts and responses within the model's context."""
     columns: Columns | None = values["columns"]
-    context = _size(start)["context"] or 4096
-    wanted = 48 if _toy(start.model) else 1024
+    context = _size(inputs)["context"] or 4096
+    wanted = 48 if _toy(inputs.model) else 1024
     if columns is None or tokenizer is None:
         return {"max_prompt_tokens": min(2048, context // 2), "max_tokens": min(wanted, context // 2), "longest": None}
     data = DataSection(
-        source=start.source,
+        source=inputs.source,
         question=columns.question,
         answer=columns.answer,
         answer_pattern=columns.pattern,

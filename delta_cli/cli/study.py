@@ -13,6 +13,7 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.options import SetOption
+from delta_cli.cli.say import say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def study(
                     progress.runner.run()
             _sum_up(loaded, folder)
     except Terminated:
-        typer.echo(f"stopped; continue with: {shlex.join(['delta', *sys.argv[1:]])}", err=True)
+        say_aside(f"stopped; continue with: {shlex.join(['delta', *sys.argv[1:]])}")
         raise typer.Exit(128 + signal.SIGTERM) from None
     except Timeout:
         raise UserError(f"{folder}: another process runs this study; wait for it, or choose another --out") from None

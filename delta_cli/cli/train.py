@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +17,9 @@ import typer
 from backends.launch import LAUNCHER
 from backends.process import rank_and_size
 from delta_cli.cli import app
+from delta_cli.cli.lossy_output import lossy_output
 from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
+from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,35 +28,34 @@ if TYPE_CHECKING:
     from delta_cli.reporting.console import DisplayMode
 
 
-@app.command(short_help="Train a model by a recipe, or go on with a run.")
+@app.command(short_help="Train a model by a recipe, or resume a run.")
 def train(
     recipe: RecipeArgument = None,
     backend: BackendOption = "auto",
     set_: SetOption = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the run; without one, a new folder below runs/.", show_default=False
-        ),
+        typer.Option(metavar="DIR", help="Run folder. Default: a new folder in runs/.", show_default=False),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Go on from the newest whole checkpoint; without a folder, of the newest unfinished run."
+            "--resume",
+            help="Resume from the newest intact checkpoint: of --run-dir, or of the newest unfinished run.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the recipe and what it needs; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the recipe and what it needs, and do not train.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what is wrong.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings only.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each step.")] = False,
     processes: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1024,
             metavar="N",
-            help="Processes on this machine; without it, the recipe's.",
+            help="Processes on this machine. Default: the recipe's.",
             show_default=False,
         ),
     ] = None,
@@ -72,32 +72,33 @@ def train(
     overrides = [*(set_ or ()), *(f"{name}={value}" for name, value in own.items() if value is not None)]
     mode: DisplayMode = "json" if json else "quiet" if quiet else "auto"
     rank, size = rank_and_size()
-    if size > 1:  # one of several that were started together: the first one decides for all
+    if size > 1:  # started with others by a launcher: rank 0 decides for all
         ranks = registry.join(registry.resolve(backend))
         choice = _choose(recipe, run_dir, resume, overrides) if rank == 0 else None
         folder, loaded = from_first(ranks, choice)
-        code = _train(loaded, backend, folder, mode, resume, ranks)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # all is written; torch's threads of the group may abort in the interpreter's end
+        with lossy_output():
+            code = _train(loaded, backend, folder, mode, resume, ranks)
+        os._exit(code)  # all is written; torch's threads may abort while the interpreter shuts down
     folder, loaded = _choose(recipe, run_dir, resume, overrides, dry_run)
     if dry_run:
         _dry_run(loaded, backend, mode)
     elif loaded.parallel.processes > 1:
         sys.exit(_launch(loaded, recipe, registry.resolve(backend), folder, mode, resume, overrides))
     else:
-        sys.exit(_train(loaded, backend, folder, mode, resume, registry.join(registry.resolve(backend))))
+        with lossy_output():
+            code = _train(loaded, backend, folder, mode, resume, registry.join(registry.resolve(backend)))
+        sys.exit(code)
 
 
 def _dry_run(loaded: Recipe, backend: str, mode: DisplayMode) -> None:
-    """The recipe and what it needs: for people, as lines of JSON, or only what is wrong."""
+    """Print the recipe and what it needs."""
     from json import dumps
 
     from delta_cli.cli.doctor import report
     from delta_cli.recipe import to_toml
 
     if mode == "json":
-        typer.echo(dumps({"event": "recipe", "recipe": loaded.model_dump()}, ensure_ascii=False))
+        typer.echo(dumps({"event": "recipe", "recipe": loaded.model_dump()}))
     elif mode == "auto":
         typer.echo(to_toml(loaded))
     report(loaded, backend, run_model=False, json=mode == "json", quiet=mode == "quiet")
@@ -106,7 +107,7 @@ def _dry_run(loaded: Recipe, backend: str, mode: DisplayMode) -> None:
 def _choose(
     recipe: Path | None, run_dir: Path | None, resume: bool, overrides: Sequence[str], dry_run: bool = False
 ) -> tuple[Path, Recipe]:
-    """The run's folder and its recipe. Raises UserError where they do not fit each other."""
+    """The run folder and the recipe. Raises UserError if they do not fit together."""
     from delta_cli.cli.run_folder import recipe_of_run, run_folder
     from delta_cli.recipe import load_recipe
 
@@ -114,7 +115,7 @@ def _choose(
     folder = run_folder(recipe, run_dir, resume, longer)
     loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
     if not (resume or dry_run) and (folder / "recipe.toml").exists():
-        raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or choose another --run-dir")
+        raise UserError(f"{folder}: holds a run already; add --resume to continue it, or choose another --run-dir")
     return folder, loaded
 
 
@@ -127,7 +128,7 @@ def _launch(
     resume: bool,
     overrides: Sequence[str],
 ) -> int:
-    """Run this command once more as each of several ranks; the exit code."""
+    """Run this command once for each rank; returns the exit code."""
     from backends.launch import launch
     from delta_cli.runs.status import record_failure
 
@@ -138,7 +139,7 @@ def _launch(
 
 
 def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume: bool, ranks: Collective) -> int:
-    """Run to the end or until asked to stop; the exit code. The first rank alone prints."""
+    """Train until the end or until asked to stop; returns the exit code. Only rank 0 prints."""
     from delta_cli.errors import Interrupted
     from delta_cli.reporting.console import console_observer
     from delta_cli.reporting.trackers import with_tracking
@@ -154,7 +155,7 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
         observer = ObserverGroup([observer, PhaseObserver(partial(setattr, ranks.watchdog, "phase"))])
     try:
         with (
-            open_trainer(recipe, backend, folder, observer, stop.asked, ranks) as trainer,
+            open_trainer(recipe, backend, folder, observer, stop.asked, ranks, new=not resume) as trainer,
             recorded_status(folder, ranks.rank),
         ):
             trainer.run(resume)
@@ -165,12 +166,12 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
     ranks.close()
     if stopped is not None:
         if leads:
-            typer.echo(f"stopped after step {stopped}; go on with: delta train --resume --run-dir {folder}", err=True)
+            say_aside(f"stopped after step {stopped}; continue with: delta train --resume --run-dir {folder}")
             if dropped:
-                typer.echo(f"dropped: the {dropped} phase under way, which is done again then", err=True)
-        return 128 + (stop.number or signal.SIGTERM)  # of another rank's signal where none came here
+                say_aside(f"dropped: the unfinished {dropped} phase, which is then done again")
+        return 128 + (stop.number or signal.SIGTERM)  # SIGTERM: another rank got the signal
     if mode == "auto" and leads:
-        typer.echo(f"done: {folder}  (the model is in {folder / 'model'})")
+        say(f"done: {folder}  (the model is in {folder / 'model'})")
     return 0
 
 
@@ -178,16 +179,16 @@ STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if ha
 
 
 class StopSignal:
-    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to stop where that loses nothing; the second ends it at once."""
+    """Ctrl-C, SIGTERM or SIGHUP stops the run at the next safe point. A second signal ends it at once."""
 
     def __init__(self) -> None:
         self.number = 0
         for each in STOPS:
-            if signal.getsignal(each) != signal.SIG_IGN:  # nohup: the run is to outlive its terminal
+            if signal.getsignal(each) != signal.SIG_IGN:  # under nohup the run outlives its terminal
                 signal.signal(each, self._hear)
 
     def asked(self) -> bool:
-        """Whether a signal came, or the process that started this one as a rank is gone."""
+        """Whether a signal came, or the process that started this rank is gone."""
         return self.number != 0 or self._orphaned()
 
     def _orphaned(self) -> bool:
@@ -196,22 +197,10 @@ class StopSignal:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        if number == getattr(signal, "SIGHUP", None):
-            _forget_terminal()
         for each in STOPS:
             signal.signal(each, signal.SIG_DFL)
         if rank_and_size()[0]:
-            return  # the first rank says it for all
-        # Not print: the signal may have come in the middle of one, which cannot be entered twice.
+            return  # rank 0 says it
+        # Not print: the signal may have interrupted a print, which cannot be entered twice.
         with suppress(OSError):
             os.write(2, b"stopping at the next safe point; once more to stop at once\n")
-
-
-def _forget_terminal() -> None:
-    """Where output went to a terminal that is gone, writing would raise before the run is saved."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(number).st_mode):  # isatty() says no to a terminal that is gone
-                os.dup2(nowhere, number)
-    os.close(nowhere)

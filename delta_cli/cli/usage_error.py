@@ -1,4 +1,4 @@
-"""What is said about a command line that cannot be read: one line, with what to type instead."""
+"""Messages about a command line that cannot be parsed: one line, with what to type instead."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import re
 import sys
 from typing import Any
 
-LONGEST = 60  # characters of a value that are shown
+LONGEST = 60  # characters of a quoted value
 
-# Typer ships click's exceptions under a name of its own in newer versions, so that their classes cannot be named
-# here; what they have in common can.
+# Newer versions of Typer contain their own copy of click, so its exceptions are recognised by their attributes.
 
 
 def is_usage(error: BaseException) -> bool:
-    """Whether the command line's reader raised this error."""
+    """Whether the error comes from parsing the command line."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 def usage_message(error: Any) -> str:
-    """The error in one line, or the help of a command that was called without any argument."""
+    """The error in one line, or the help if a command was called without any argument."""
     kind = type(error).__name__
     if kind == "NoArgsIsHelpError":
         return str(error.format_message())
@@ -35,7 +34,7 @@ def usage_message(error: Any) -> str:
 
 
 def _instead(error: Any, path: str) -> str:
-    """What to type for an option that a command does not have."""
+    """What to type instead of an option that the command does not have."""
     if hint := _key(error.option_name, path):
         return hint
     close = [option for option in error.possibilities or () if option != "--help"]
@@ -43,7 +42,7 @@ def _instead(error: Any, path: str) -> str:
 
 
 def _bad_value(text: str) -> str:
-    """ "invalid value for '--samples': …" with the value that was typed, and the reason in plain words."""
+    """The message about an option's value: the option, the value as typed, and the reason in plain words."""
     found = re.match(r"Invalid value for '?(-[-\w]+)[^:]*: (.*)", text)
     if found is None:
         return text
@@ -65,7 +64,7 @@ REASONS = {
 
 
 def _typed(option: str) -> str:
-    """The value that was given to an option."""
+    """The value that was typed for an option."""
     for place, word in enumerate(sys.argv):
         if word.startswith(f"{option}="):
             return word.partition("=")[2][:LONGEST]
@@ -79,7 +78,7 @@ def _help(path: str) -> str:
 
 
 def _key(option: str, path: str) -> str:
-    """A hint at the recipe's key that an option of that name would set."""
+    """A hint at the recipe key that an option of this name may mean."""
     from delta_cli.recipe.messages import setting
 
     if path.split()[-1] not in ("train", "doctor", "study", "parity"):

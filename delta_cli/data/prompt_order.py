@@ -1,4 +1,4 @@
-"""The order of training: which problems a step sees, as a function of the seed and the step alone."""
+"""Which problems each training step sees, as a function of seed and step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from delta_cli.data.problem import Problem
 def batch(problems: Sequence[Problem], step: int, batch_size: int, seed: int) -> list[Problem]:
     """The ``batch_size`` problems of a step, counted from 0.
 
-    The steps walk through one shuffled epoch after the other without a gap: each problem comes once
-    an epoch, and a batch may hold the end of one epoch and the beginning of the next. A resumed run
-    needs nothing but the step to go on exactly.
+    Steps walk through shuffled epochs without a gap: each problem comes once an epoch, and one batch may span two
+    epochs. A resumed run needs only the step to continue exactly.
     """
     if not problems:
         raise ValueError("no problems to draw from")

@@ -1,4 +1,4 @@
-"""What a model is shown: prompt templates by name, or as a text with ``{question}``."""
+"""Prompt templates: by name, or a text with ``{question}``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHAT = {
 
 
 def render(template: str, question: str, tokenizer: Tokenizer) -> str:
-    """The prompt's text. ``template`` is a key of RAW or CHAT, or any text that contains ``{question}``.
+    """The text of the prompt. ``template`` is a key of RAW or CHAT, or any text that contains ``{question}``.
 
-    Other braces in a template stay as they are. Raises UserError where there is no such template.
+    Other braces in a template stay as they are. Raises UserError if there is no such template.
     """
     check(template)
     if template in CHAT:
@@ -37,20 +37,31 @@ def check(template: str) -> None:
     """Raise UserError unless ``template`` can be rendered."""
     if template not in CHAT and FIELD not in RAW.get(template, template):
         names = ", ".join([*RAW, *CHAT])
-        raise UserError(f"prompt template {template!r} is none of {names} and contains no {FIELD}; use one of them")
+        raise UserError(
+            f"prompt template {template!r} is none of {names} and does not contain {FIELD}; use one of them"
+        )
 
 
 def encode_prompt(problem: Problem, template: str, tokenizer: Tokenizer) -> Ids:
-    """The prompt's token ids. A chat template writes its own special tokens, so none are added to it."""
+    """The prompt's token ids. A chat template writes its own special tokens, so none are added to it.
+
+    Raises UserError if the template leaves nothing of the question.
+    """
     text = render(template, problem.question, tokenizer)
-    return tokenizer.encode(text, special=template not in CHAT)
+    ids = tokenizer.encode(text, special=template not in CHAT)
+    if not len(ids):
+        raise UserError(
+            f"prompt template {template!r} renders problem {problem.id} to an empty prompt; set data.template to "
+            "plain, or to a text with {question}"
+        )
+    return ids
 
 
 def opened_think(prompt: str) -> str:
-    """What the prompt has already begun of the answer: its unclosed ``<think>`` tag, or nothing.
+    """The unclosed ``<think>`` tag at the end of a prompt; empty if there is none.
 
-    Templates of reasoning models end with the tag, so that responses carry only the closing one. Put
-    this before a response wherever its form is judged or shown.
+    Templates of reasoning models end with this tag, so responses contain only the closing one. Put it before a
+    response wherever the form of the response is judged or shown.
     """
     start = prompt.rfind("<think>")
     return prompt[start:] if start >= 0 and not prompt[start:].removeprefix("<think>").strip() else ""

@@ -61,8 +61,10 @@ def upload(folder: Path, name: str, public: bool) -> str:
     try:
         address = api.create_repo(name, private=not public, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with delta")
-    except (OSError, ValueError) as error:  # the base classes of the hub's errors
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:
+        if not (isinstance(error, OSError | ValueError) or type(error).__module__.startswith("httpx")):
+            raise  # the hub's own errors are OSError or ValueError; without a network its HTTP client raises
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
             f"--push {name}: the hub does not take it ({reason}); the model is in {folder}: log in with "
             f"`hf auth login` and run `hf upload {name} {folder}`"

@@ -71,8 +71,14 @@ def toml_value(value: Any) -> str:
     """A value in TOML syntax."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    # TOML escapes strings like JSON, and the delete character too.
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value)
+    # TOML's strings have the escapes of JSON's. Direction marks and control characters are escaped too, to be seen.
+    return "".join(char if char.isprintable() else _escaped(char) for char in json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 2**16 else f"\\U{ord(char):08x}"
 
 
 def _describe(name: str, field: Any) -> KeyReference:

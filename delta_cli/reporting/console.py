@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from io import TextIOWrapper
 from typing import IO, Any, Literal
 
 from rich.console import Console
@@ -30,8 +29,8 @@ def console_observer(mode: DisplayMode, console: Console | None = None) -> Obser
     if mode == "json":
         return JsonObserver()
     # A character missing from the terminal's encoding must not stop a run.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        reconfigure(errors="replace")
     console = console or Console()
     if mode == "auto":
         mode = "live" if console.file.isatty() and not console.is_dumb_terminal else "plain"

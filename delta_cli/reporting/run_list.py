@@ -122,7 +122,7 @@ class RunTable:
         yield table
         for run in self.runs:
             if run.reason:
-                yield Text(f"{run.path}: {visible(run.reason)}", style="dim")
+                yield Text(visible(f"{run.path}: {run.reason}"), style="dim")
 
     def _table(self, also: Sequence[str]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -135,7 +135,7 @@ class RunTable:
         for run in self.runs:
             about = {"method": run.method, "model": run.model}
             table.add_row(
-                Text(str(run.path)),
+                Text(visible(str(run.path))),
                 Text(run.state, style=STYLES.get(run.state, "")),
                 f"{run.step}/{run.steps}",
                 _share(run.accuracy),

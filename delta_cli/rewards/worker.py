@@ -25,7 +25,9 @@ def main(link: socket.socket, requests: IO[bytes]) -> None:
     """Answer each request with a line of JSON. The first message is the reward with its settings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # what ulimit -v allows
+        most = WORKER_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     scorer: _Scorer | None = None
     while size := requests.read(8):
         message = requests.read(int.from_bytes(size, "big"))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -22,6 +24,11 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 _PARTIAL = ".partial-"
+MOST = 10**9  # steps and batches of a run
+
+
+class NotInCheckpointError(Exception):
+    """A manifest names something that is not a file of its checkpoint; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +97,36 @@ def steps(root: Path) -> list[int]:
 def check(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is intact."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(_plain_file(folder, MANIFEST).read_text(encoding="utf-8"))
         version, files = manifest["format"], manifest["files"]
         if version != FORMAT:
             return f"its format {_shown(version)} is not {FORMAT}, the one this version of delta reads"
+        if STATE not in files:
+            return f"{MANIFEST} does not list {STATE}"
         for name, facts in files.items():
-            file = folder / name
+            file = _plain_file(folder, name)
             if file.stat().st_size != facts["bytes"]:
                 return f"{_shown(name)} has {file.stat().st_size} bytes instead of {_shown(facts['bytes'])}"
             if _digest(file) != facts["sha256"]:
                 return f"{_shown(name)} does not match its checksum"
         read_state(folder)
+    except NotInCheckpointError as error:
+        return str(error)
     except OSError as error:
         return f"{_shown(Path(error.filename or folder).name)} cannot be read ({error.strerror})"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} or {STATE} is not what its name says"
     return None
+
+
+def _plain_file(folder: Path, name: str) -> Path:
+    """A file of the checkpoint. Raises NotInCheckpointError for a device, a pipe, or a path out of the folder."""
+    file = folder / name
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise NotInCheckpointError(f"{_shown(name)} is not a plain file")
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise NotInCheckpointError(f"{_shown(name)} is outside the checkpoint")
+    return file
 
 
 def _shown(value: object) -> str:
@@ -115,10 +136,17 @@ def _shown(value: object) -> str:
 
 
 def read_state(folder: Path) -> State:
-    """The counters of a checkpoint that passed :func:`check`."""
-    state = State(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    """The counters of a checkpoint that passed :func:`check`. Raises ValueError or TypeError if they cannot be."""
+    state = State(**json.loads(_plain_file(folder, STATE).read_text(encoding="utf-8")))
     if _step(folder) != state.step:
         raise ValueError(f"{folder} holds step {state.step}")
+    counters = {"step": state.step, "draws": state.draws, "best_step": state.best_step or 0}
+    if wrong := [name for name, value in counters.items() if type(value) is not int or not 0 <= value <= MOST]:
+        raise ValueError(f"{folder}: {wrong[0]} is not a count")
+    if state.draws < state.step or not isinstance(state.data, str) or not isinstance(state.inputs, dict):
+        raise ValueError(f"{folder}: the counters contradict each other")
+    if state.best is not None and not (isinstance(state.best, int | float) and math.isfinite(state.best)):
+        raise ValueError(f"{folder}: best is not a number")
     return state
 
 

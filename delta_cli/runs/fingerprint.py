@@ -21,6 +21,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 
 PACKAGES = ("torch", "transformers", "mlx", "mlx-lm", "numpy", "tokenizers", "sympy", "math-verify")
+HEADER = 100 * 2**20  # bytes of a safetensors header, at most
 SAMPLE = 256  # bytes read of each stored tensor: some of every weight, without reading gigabytes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -90,11 +91,12 @@ def _model_parts(folder: Path) -> Iterator[bytes]:
 
 
 def _offsets(header: bytes) -> list[int]:
-    """Where the tensors of a safetensors file start; empty if it is damaged, which the backend reports."""
+    """Where the tensors of a safetensors file begin; none if it is not one, which the backend says when it loads it."""
     try:
         entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-        return sorted(int(entry["data_offsets"][0]) for entry in entries)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        offsets = sorted(entry["data_offsets"][0] for entry in entries)
+        return offsets if all(isinstance(each, int) and 0 <= each < 2**62 for each in offsets) else []
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return []
 
 

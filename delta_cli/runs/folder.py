@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +52,14 @@ class RunFolder:
         self.model = path / "model"
         self._lock = FileLock(path / ".lock")
 
-    def hold(self) -> None:
-        """Create the folder and lock it against other processes; raises UserError if that fails."""
+    def hold(self, new: bool = False) -> None:
+        """Create the folder and lock it against other processes. ``new``: it may not hold a run yet.
+
+        Raises UserError if that fails, or if the folder contains a link, which could lead out of it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()
             self._lock.acquire(timeout=0.5)  # `delta runs` holds the lock for an instant to see whether it is free
         except Timeout:
             raise UserError(
@@ -62,6 +67,24 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror}); choose another --run-dir") from None
+        if new and self.started:  # another process may have trained here since the command line looked
+            self.release()
+            raise UserError(
+                f"{self.path}: holds a run already; add --resume to continue it, or choose another --run-dir"
+            )
+
+    def _refuse_links(self) -> None:
+        """Raise UserError if something that a run reads, writes or deletes is not a plain file or folder."""
+        inner = (file for folder in (self.rollouts, self.checkpoints, self.model) for file in _below(folder))
+        for file in (*self.path.iterdir(), *inner):
+            mode = file.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise UserError(
+                    f"{file}: is a symbolic link, and a run writes and deletes only inside its own folder; replace the "
+                    "link by what it points to"
+                )
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise UserError(f"{file}: is not a plain file or folder; remove it")
 
     def release(self) -> None:
         """Unlock the folder."""
@@ -161,7 +184,7 @@ class RunFolder:
 class ReadOnlyRunFolder(RunFolder):
     """A run folder for every rank but the first: reads work, writes do nothing because rank 0 makes them."""
 
-    def hold(self) -> None:
+    def hold(self, new: bool = False) -> None:
         """Rank 0 holds the lock."""
 
     def release(self) -> None:
@@ -200,6 +223,13 @@ def read_lines(file: Path) -> Iterator[JsonObject]:
                 yield with_new_metrics(record)
             elif line.endswith(b"\n"):
                 raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; fix or delete the line")
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Everything below a folder, without following links."""
+    if folder.is_dir() and not folder.is_symlink():
+        for parent, folders, files in os.walk(folder):
+            yield from (Path(parent) / name for name in (*folders, *files))
 
 
 def missing_steps(file: Path, last: int) -> str:

@@ -44,18 +44,18 @@ def open_trainer(
     observer: Observer,
     stop_asked: Callable[[], bool] = lambda: False,
     ranks: Collective = SOLO,
+    new: bool = False,
 ) -> Iterator[Trainer]:
     """Load everything a trainer needs and lock its run folder; frees both on exit. Every rank opens its own.
 
-    Cheap checks run before expensive loading. Raises UserError or BackendError, with one line each.
+    ``new`` refuses a folder that holds a run. Cheap checks run before expensive loading. Raises UserError or
+    BackendError, with one line each.
     """
     name = registry.resolve(backend_name)
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)
-    encode_prompt(
-        data.problems[0], recipe.data.prompt_template, tokenizer
-    )  # a template that cannot be rendered fails here
+    encode_prompt(data.problems[0], recipe.data.prompt_template, tokenizer)  # so that a broken template fails here
     check_context(recipe, data, tokenizer)
     inputs = fingerprint(recipe, data.problems, data.held_out)
     check_ranks(ranks, inputs)
@@ -68,7 +68,7 @@ def open_trainer(
         for line in gold_notices(data, grader):
             observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir) if ranks.rank == 0 else ReadOnlyRunFolder(run_dir)
-        folder.hold()
+        folder.hold(new)
         stack.callback(folder.release)
         engine = registry.create(name, backend_settings(recipe), ranks)
         stack.callback(engine.close)

@@ -67,7 +67,7 @@ def test_five_printed_commands_lead_from_a_data_file_to_an_exported_model(
     recipe = load_recipe(Path("sums.toml"))
     assert (recipe.data.question, recipe.data.answer, recipe.model.path) == ("problem", "solution", "./m")
     assert recipe.checkpoint.keep_best == "eval_accuracy"
-    assert "of the columns problem, solution" in Path("sums.toml").read_text()
+    assert "the columns are problem, solution" in Path("sums.toml").read_text()
     small = ["--set", "run.steps=1", "--set", "rollout.prompts=4", "--set", "rollout.responses=4"]
     for command in commands[1:]:
         words = command.split()
@@ -94,11 +94,11 @@ def test_a_recipe_is_not_overwritten_and_a_choice_is_asked_for(
     folder_with_data_and_model(tmp_path)
     (tmp_path / "more.csv").write_text("question,answer\n1+1=?,2\n")
     assert run(monkeypatch, "init") == 2
-    assert "2 data files here, more.csv, sums.jsonl; choose one with --data" in capsys.readouterr().err
+    assert "2 data files here (more.csv, sums.jsonl); choose one with --data" in capsys.readouterr().err
     assert run(monkeypatch, "init", "--data", "more.csv") == 0
     assert load_recipe(Path("more.toml")).data.source == "more.csv"
     assert run(monkeypatch, "init", "--data", "more.csv") == 2
-    assert "more.toml: is there already" in capsys.readouterr().err
+    assert "more.toml: exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["Qwen/absent-model", "tiny-base"])

@@ -134,7 +134,7 @@ def test_resuming_without_a_folder_takes_the_newest_unfinished_run(
     make_run(Path("runs/old-1"), 2, '{"state": "stopped"}', age=20)
     make_run(Path("runs/new-1"), 3, None, age=10)
     assert run_folder(None, None, resume=True) == Path("runs/new-1")
-    assert "going on with runs/new-1: died after step 3 of 4" in capsys.readouterr().err
+    assert "resuming runs/new-1: died after step 3 of 4" in capsys.readouterr().err
     with FileLock("runs/new-1/.lock"):
         assert run_folder(None, None, resume=True) == Path("runs/old-1")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from make_tiny_base import EOS, write_tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-import delta_cli.data.tokenizer as module
+from delta_cli.data import chat_template
 from delta_cli.data.tokenizer import REPLACEMENT, Tokenizer
 from delta_cli.errors import UserError
 
@@ -124,9 +124,9 @@ def test_chat_templates_render_as_transformers_does(folder: Path, tmp_path: Path
 
 def test_a_chat_template_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling takes longer than rendering, and there is a prompt for every problem."""
-    made, make = [], module._environment
-    monkeypatch.setattr(module, "_environment", lambda: (made.append(1), make())[1])
-    module._compiled.cache_clear()
+    made, make = [], chat_template._environment
+    monkeypatch.setattr(chat_template, "_environment", lambda: (made.append(1), make())[1])
+    chat_template._compiled.cache_clear()
     tokenizer = Tokenizer.load(str(folder))
     assert len({tokenizer.chat(f"What is {n}?") for n in range(5)}) == 5
     assert len(made) == 1
@@ -136,8 +136,8 @@ def test_a_chat_template_is_compiled_once(folder: Path, monkeypatch: pytest.Monk
     ("template", "reason"),
     [
         ("{{ raise_exception('no system role') }}", "no system role"),
-        ("{% if %}", "chat template failed"),
-        ("{{ 1 + 'a' }}", "chat template failed"),
+        ("{% if %}", "chat template fails"),
+        ("{{ 1 + 'a' }}", "chat template fails"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),  # a template comes from anyone
         (None, "no chat template"),
     ],
@@ -148,6 +148,39 @@ def test_a_chat_template_that_fails_says_so(folder: Path, tmp_path: Path, templa
         (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError, match=reason):
         Tokenizer.load(str(tmp_path)).chat("hello")
+
+
+CHARACTERS = "{% for a in messages[0].content %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for a in range(9999) %}" * 3 + "{% endfor %}" * 3, r"more than 2 s"),
+        (CHARACTERS * 3 + "{% endfor %}" * 3, r"more than 2 s"),
+        ("{{ 'a' * 20000000000 }}", r"more than 1 GiB"),  # while it is compiled
+        ("{% set n = 20000000000 %}{{ 'a' * n }}", r"more than 1 GiB"),
+        ("{{ 'a' | center(20000000000) }}", r"more than 1 GiB"),
+        ("{{ 'ab' * 3000000 }}", r"writes 6,000,000 characters for a conversation of 5"),
+    ],
+)
+def test_a_chat_template_is_tried_with_limits(folder: Path, tmp_path: Path, template: str, reason: str) -> None:
+    """In a process of its own, so that a template from anyone cannot take the machine's memory or a run's time."""
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=f"chat template fails: it .*{reason}") as error:
+        Tokenizer.load(str(tmp_path)).chat("hello")
+    assert "\n" not in str(error.value)
+
+
+def test_a_chat_template_is_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, run = [], chat_template.subprocess.run
+    monkeypatch.setattr(chat_template.subprocess, "run", lambda *a, **k: (tried.append(1), run(*a, **k))[1])
+    chat_template.try_out.cache_clear()
+    for _ in range(2):
+        tokenizer = Tokenizer.load(str(folder))
+        assert tokenizer.chat("1?") != tokenizer.chat("2?")
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def test_json_holds_the_same_numbers() -> None:
         (["--gpu", "h100", "--processes", "0"], "--processes 0: choose a number from 1"),
         (["--gpu", "h100", "--engine", "trl"], "--engine trl: choose local or vllm"),
         (["--gpu", "h100", "--mean-tokens", "99"], "rollout.max_tokens = 48"),
-        (["--processes", "8"], "--processes plans a run on other GPUs"),
+        (["--processes", "8"], "--processes is for a plan; add the GPUs it is for"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
+import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends import registry
 from backends.interface import BackendError
 from backends.settings import BackendSettings
 from delta_cli.assets import model_path
+from delta_cli.data import chat_template
 from delta_cli.data.filters import Filter
 from delta_cli.data.loading import load_problems
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, to_toml
 from delta_cli.recipe.data import DataSection
+from delta_cli.recipe.document import toml_value
 from delta_cli.rewards.verifiers import check_answers
 from delta_cli.runs import checkpoint
 from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.text import visible
 
 ONE_LINE = (UserError, BackendError)
 KEYS = sorted(
@@ -179,6 +185,41 @@ def test_models(edits: list[tuple[str, str, str, Any, int]]) -> None:
             backend.close()
 
 
+TEMPLATE = st.sampled_from(
+    [
+        *(
+            "{% for a in range(9999) %}",
+            "{% for a in messages[0].content %}",
+            "{% endfor %}",
+            "{{ messages[0].content }}",
+        ),
+        *("{{ 'a' * 20000000000 }}", "{% set n = 10 ** 10 %}", "{{ 'a' * n }}", "{{ 'a' | center(n) }}", "{# #}", "{%"),
+        *("{% if a %}", "{% endif %}", "{{ messages | tojson }}", "{{ raise_exception('no') }}", "{{ ''.__class__ }}"),
+    ]
+)
+
+
+@settings(max_examples=60 if os.environ.get("DELTA_FUZZ") else 5)
+@given(st.lists(TEMPLATE, max_size=7).map("".join))
+def test_chat_templates(template: str) -> None:
+    """Whatever a template does, it is refused or renders soon: it is tried in a process with limits."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(shutil.copytree(model_path("tiny-base"), Path(parent) / "model"))
+        (folder / "chat_template.jinja").write_text(template)
+        tokenizer = Tokenizer.load(str(folder))
+        started = time.process_time()
+        text = refused_in_one_line(lambda: tokenizer.chat("1+1=?"))
+        assert time.process_time() - started < 2 * chat_template.SECONDS
+        assert text is None or len(text) <= chat_template.CHARACTERS
+
+
+@given(st.text(st.characters(codec=None), max_size=30))
+def test_names_in_a_terminal(name: str) -> None:
+    """Control characters and direction marks of names and messages are shown, not sent."""
+    for shown in (visible(name), visible(str(UserError(name))), toml_value(name)):
+        assert not {unicodedata.category(char) for char in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
 # --------------------------------------------------------------------------------- checkpoints and runs
 
 
@@ -187,8 +228,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with two files."""
     root = tmp_path_factory.mktemp("checkpoints")
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> dict[str, str]:
         (folder / "model.safetensors").write_bytes(b"weights")
+        return {}
 
     checkpoint.save(root, checkpoint.State(2, 2), "recipe", write)
     return root
@@ -214,6 +256,72 @@ def test_checkpoints(saved: Path, edits: list[tuple[str, str, str, Any, int]]) -
         assert problem is None or "\n" not in problem
         found, damaged = checkpoint.find(root)
         assert (found is None) == (problem is not None) == bool(damaged)
+
+
+COUNTERS = st.dictionaries(st.sampled_from(["step", "draws", "data", "inputs", "best", "best_step"]), JSON, max_size=4)
+
+
+@given(COUNTERS)
+@example({"draws": -1})
+@example({"draws": 1e30})
+@example({"draws": None})
+@example({"best": 1.0, "best_step": "x"})
+def test_resealed_counters(saved: Path, changes: dict[str, Any]) -> None:
+    """Whoever can edit a checkpoint can compute its checksums too."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(shutil.copytree(saved, Path(parent) / "checkpoints")) / "step-000002"
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps(state | changes))
+        (folder / "manifest.json").unlink()
+        checkpoint._seal(folder, {})
+        problem = checkpoint.check(folder)
+        assert problem is None or "\n" not in problem
+        if problem is None:
+            found = checkpoint.read_state(folder)
+            assert type(found.step) is type(found.draws) is int
+            assert 0 <= found.step <= found.draws <= checkpoint.MOST
+
+
+LISTED = st.sampled_from(["/dev/zero", "/dev/full", "pipe", "..", "../..", ".", "", "\0", "link", "folder"]) | st.text(
+    max_size=6
+)
+
+
+@given(st.lists(LISTED, max_size=3), st.booleans())
+def test_manifests(saved: Path, names: list[str], whole: bool) -> None:
+    """A manifest may name devices, pipes and links; none of them is read, which could take for ever."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(shutil.copytree(saved, Path(parent) / "checkpoints")) / "step-000002"
+        os.mkfifo(folder / "pipe")
+        (folder / "folder").mkdir()
+        (folder / "link").symlink_to("/dev/zero")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        kept = manifest["files"] if whole else {}
+        manifest["files"] = kept | {name: {"bytes": 0, "sha256": "0"} for name in names}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        problem = checkpoint.check(folder)
+        assert (problem is None) == (whole and not names)
+        assert problem is None or "\n" not in problem
+
+
+PARTS = ["recipe.toml", "recipe.toml.partial", "metrics.jsonl", "end.json", ".lock", "rollouts", "checkpoints", "model"]
+PARTS += ["rollouts/step-000001.jsonl.gz", "checkpoints/step-000001", "model/config.json", "anything"]
+
+
+@given(st.sets(st.sampled_from(PARTS), min_size=1, max_size=3), st.booleans())
+def test_links_out_of_a_run(parts: set[str], folders: bool) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        outside, run = Path(parent) / "outside", Path(parent) / "run"
+        outside.mkdir()
+        (outside / "file").write_text("somebody's")
+        for part in sorted(parts):
+            if not (run / part).parent.is_symlink():
+                (run / part).parent.mkdir(parents=True, exist_ok=True)
+                (run / part).symlink_to(outside if folders else outside / "file")
+        with pytest.raises(UserError, match="is a symbolic link") as error:
+            RunFolder(run).hold()
+        assert "\n" not in str(error.value)
+        assert [file.read_text() for file in outside.iterdir()] == ["somebody's"]
 
 
 @given(st.lists(JSON, max_size=4), st.binary(max_size=12), st.lists(st.text(max_size=8), max_size=2))

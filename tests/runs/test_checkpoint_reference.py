@@ -178,7 +178,7 @@ def test_evaluations_of_other_steps_limits_and_settings_lie_side_by_side(run: Pa
     assert len(list(folder.iterdir())) == 4
     refused = delta("eval", run, "--backend", "fake", "--quiet", "--out", folder / "held_out-step2")
     assert refused.code == 2
-    assert "holds the evaluation of something else" in refused.err
+    assert "holds a different evaluation" in refused.err
 
 
 def test_the_checkpoint_draws_the_responses(run: Path) -> None:

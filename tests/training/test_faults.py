@@ -70,7 +70,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: int, code: int, model: Pat
         said = process.communicate(timeout=60)[1]
     assert process.returncode == code
     step = lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
-    assert f"stopped after step {step}; go on with: delta train --resume --run-dir {tmp_path / 'run'}" in said
+    assert f"stopped after step {step}; continue with: delta train --resume --run-dir {tmp_path / 'run'}" in said
     assert checkpoint.find(tmp_path / "run" / "checkpoints")[0] == tmp_path / f"run/checkpoints/step-{step:06d}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import shutil
 import signal
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from delta_cli.cli import main
 from delta_cli.recipe import to_toml
+from delta_cli.training import setup
 from tests.harness import make_recipe, train
 
 Delta = Callable[..., tuple[int, str]]
@@ -248,6 +250,11 @@ MODELS: dict[str, Callable[[Path], object]] = {
     "no template": put("tokenizer_config.json", b'{"eos_token": "<|endoftext|>"}'),
     "template of another type": edit("tokenizer_config.json", chat_template=[{"name": "default"}]),
     "broken template": edit("tokenizer_config.json", chat_template="{% for %}"),
+    "a template of nothing": edit("tokenizer_config.json", chat_template="{# nothing #}"),
+    "a template without an end": edit(
+        "tokenizer_config.json", chat_template="{% for a in range(9999) %}" * 3 + "{% endfor %}" * 3
+    ),
+    "a template of all memory": edit("tokenizer_config.json", chat_template="{{ 'a' * 20000000000 }}"),
     "hostile template": edit("tokenizer_config.json", chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}"),
     "no weights": lambda folder: (folder / "model.safetensors").unlink(),
     "empty weights": cut("model.safetensors", 0),
@@ -286,7 +293,7 @@ def reseal(folder: Path) -> None:
     from delta_cli.runs.checkpoint import _seal
 
     (folder / "manifest.json").unlink()
-    _seal(folder)
+    _seal(folder, {})
 
 
 def pickled_state(run: Path) -> None:
@@ -304,10 +311,46 @@ def foreign_state(run: Path) -> None:
     reseal(folder)
 
 
-def huge_counter(run: Path) -> None:
-    folder = run / "checkpoints" / "step-000002"
-    (folder / "state.json").write_text('{"step": 2, "draws": "many"}')
-    reseal(folder)
+def counters(**changes: Any) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        folder = run / "checkpoints" / "step-000002"
+        edit("state.json", **changes)(folder)
+        reseal(folder)
+
+    return change
+
+
+def listed(name: str, make: Callable[[Path], object] = lambda file: None) -> Callable[[Path], None]:
+    """A manifest that lists one more file, by this name; ``make`` makes it."""
+
+    def change(run: Path) -> None:
+        folder = run / "checkpoints" / "step-000002"
+        make(folder / name)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = {"bytes": 0, "sha256": "0"}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    """A part of the run that is a link to something outside of it, which must survive."""
+
+    def change(run: Path) -> None:
+        outside = run.parent / f"outside-{Path(name).name}"
+        if (run / name).exists():
+            (run / name).rename(outside)
+        else:
+            outside.write_text("somebody's")
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).symlink_to(outside)
+
+    return change
+
+
+def emptied_pipe(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
 
 
 RUNS: dict[str, Callable[[Path], object]] = {
@@ -320,10 +363,31 @@ RUNS: dict[str, Callable[[Path], object]] = {
     "metrics with other steps": put("metrics.jsonl", b'{"step": "one"}\n'),
     "a pickle in a checkpoint": pickled_state,
     "half a state": foreign_state,
-    "counters of another type": huge_counter,
+    "draws as text": counters(draws="many"),
+    "draws below zero": counters(draws=-1),
+    "draws beyond any run": counters(draws=1e30),
+    "no draws": counters(draws=None),
+    "fewer draws than steps": counters(draws=1),
+    "best step as text": counters(best=1.0, best_step="x"),
+    "a manifest without files": lambda run: edit("manifest.json", files={})(run / "checkpoints" / "step-000002"),
+    "a manifest with a device": listed("/dev/zero"),
+    "a manifest with a pipe": listed("pipe", os.mkfifo),
+    "a manifest that leads out": listed("../../recipe.toml"),
+    "metrics that are a pipe": emptied_pipe,
+    "a model elsewhere": linked("model"),
+    "rollouts elsewhere": linked("rollouts"),
+    "checkpoints elsewhere": linked("checkpoints"),
+    "metrics elsewhere": linked("metrics.jsonl"),
+    "a half-written recipe elsewhere": linked("recipe.toml.partial"),
+    "half-written rollouts elsewhere": linked("rollouts/step-000003.jsonl.partial"),
     "a format of two lines": lambda run: edit("manifest.json", format="1\n2")(run / "checkpoints" / "step-000002"),
     "every checkpoint damaged": lambda run: [f.write_text("") for f in run.glob("checkpoints/*/state.json")],
 }
+
+
+def contents_of(path: Path) -> dict[Path, bytes]:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {file: file.read_bytes() for file in files if file.is_file()}
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -331,8 +395,36 @@ def test_runs(kind: str, delta: Delta, finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     RUNS[kind](run)
+    outside = {path: contents_of(path) for path in tmp_path.glob("outside-*")}
     code, said = delta("train", "--resume", "--run-dir", run, "--backend", "fake", "--quiet")
     lines = said.splitlines()
     warned = [line for line in lines if line.startswith("!")]  # damaged checkpoints are named first
     assert_refused((code, "".join(f"{line}\n" for line in lines[len(warned) :])))
     assert not (run / "trace").exists()
+    assert {path: contents_of(path) for path in tmp_path.glob("outside-*")} == outside
+
+
+def test_a_second_run_in_a_new_folder_is_refused(delta: Delta, model: Path, tmp_path: Path) -> None:
+    """Even if the first one begins and ends after the command line has looked at the folder."""
+    run, recipe = tmp_path / "run", make_recipe(model, run__steps=1, rollout__max_tokens=4)
+    (tmp_path / "mine.toml").write_text(to_toml(recipe))
+
+    def first(*arguments: Any) -> Any:
+        patch.undo()
+        train(recipe, run)
+        return setup.load_data(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "load_data", first)
+        result = delta("train", tmp_path / "mine.toml", "--backend", "fake", "--run-dir", run, "--quiet")
+    assert_refused(result, "holds a run already", "--resume")
+    assert (run / "model" / "delta.json").exists()
+    assert len(list(run.glob("checkpoints/*"))) == 1
+    assert not (run / "end.json").exists(), "the second run touches nothing"
+
+
+def test_more_held_out_than_there_is(delta: Delta, model: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(make_recipe(model, data__held_out=0.999999)))
+    result = delta("train", recipe, "--backend", "fake", "--run-dir", tmp_path / "run", "--quiet")
+    assert_refused(result, "data.held_out = 0.999999", "none to train on")
