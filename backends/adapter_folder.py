@@ -30,7 +30,7 @@ class Adapter(NamedTuple):
 
     a: Array  # [r, in]
     b: Array  # [out, r]
-    magnitude: Array | None = None  # [out], in DoRA: the length of each row
+    magnitude: Array | None = None  # [out], with DoRA: the length of each row
 
 
 PEFT_FILE, MLX_FILE, CONFIG = "adapter_model.safetensors", "adapters.safetensors", "adapter_config.json"
@@ -41,7 +41,7 @@ _PEFT_NAMES = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")  # in 
 _MLX_NAMES = ("lora_a", "lora_b", "m")
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 # Options of PEFT that are not supported here, with the values that mean "off".
-_BEYOND = {
+_UNSUPPORTED = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
     "modules_to_save": ([],),
@@ -67,7 +67,7 @@ def place(path: str) -> tuple[int, str]:
     match = _LAYER.fullmatch(path)
     if match is None:
         raise BackendError(
-            f"an adapter on '{path}', which is no projection of a layer; such adapters cannot be trained"
+            f"there is an adapter on '{path}', which is no projection of a layer; such adapters cannot be trained"
         )
     return int(match[1]), match[2]
 
@@ -127,9 +127,7 @@ def find(name: str) -> Path:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-            raise BackendError(
-                f"adapter folder '{name}' does not exist; give a folder, or a name on the hub like owner/name"
-            )
+            raise BackendError(f"adapter folder '{name}' does not exist; give a folder, or a hub name like owner/name")
         folder = _download(name)
     if not (folder / CONFIG).is_file():
         raise BackendError(f"adapter '{name}' has no {CONFIG}; give the folder that PEFT or mlx-lm wrote")
@@ -144,7 +142,7 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise BackendError(f"adapter '{name}' is no folder here and cannot be had from the hub: {reason}") from error
+        raise BackendError(f"adapter '{name}' is no local folder and cannot be downloaded: {reason}") from error
 
 
 def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
@@ -164,11 +162,11 @@ def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
     for key, found, wanted in (("rank", rank, lora.rank), ("scale", scale, lora.scale)):
         if not math.isclose(found, wanted, rel_tol=1e-9):
             raise BackendError(
-                f"adapter '{name}' has {key} {found:g}, the recipe {wanted:g}; set model.lora.{key} = {found:g}"
+                f"adapter '{name}' has {key} {found:g}, but the recipe has {wanted:g}; set model.lora.{key} = {found:g}"
             )
     if dora != lora.dora:
-        kind = "of DoRA" if dora else "without DoRA's magnitudes"
-        raise BackendError(f"adapter '{name}' is {kind}; set model.lora.dora = {str(dora).lower()}")
+        kind = "was trained with DoRA" if dora else "has no magnitudes of DoRA"
+        raise BackendError(f"adapter '{name}' {kind}; set model.lora.dora = {str(dora).lower()}")
     return {place(path): adapter for path, adapter in _adapters(name, arrays, peft, dora).items()}
 
 
@@ -184,24 +182,27 @@ def fit(
         if missing:
             layer, inside = min(missing)
             raise BackendError(
-                f"adapter '{name}' has {there} adapter on {inside} of layer {layer}, where model.lora says otherwise; "
+                f"adapter '{name}' has {there} adapter on {inside} of layer {layer}, which contradicts model.lora; "
                 f"set model.lora.targets to {sorted({inside.split('.')[-1] for _, inside in found})}, and "
-                "model.lora.layers to the layers that have one"
+                "model.lora.layers to the number of layers that have one"
             )
     for key, path in wanted.items():
         adapter = found[key]
         size = len(adapter.b), adapter.a.shape[1]
         if size != shapes[path] or (adapter.magnitude is not None and len(adapter.magnitude) != size[0]):
-            raise BackendError(f"adapter '{name}' is of another model: {path} is {shapes[path]} here, {size} there")
+            raise BackendError(
+                f"adapter '{name}' belongs to another model: {path} is {shapes[path]} in this model and {size} in the "
+                "adapter; choose the model it was trained on"
+            )
     return {path: found[key] for key, path in wanted.items()}
 
 
 def _peft_settings(name: str, config: Mapping[str, Any]) -> tuple[float, float, bool]:
     if config["peft_type"] != "LORA":
-        raise BackendError(f"adapter '{name}' is of PEFT's type {config['peft_type']}; only LORA can be gone on with")
-    for key, plain in _BEYOND.items():
-        if (value := config.get(key)) is not None and value not in plain:
-            raise BackendError(f"adapter '{name}' has {key} = {value}, which is not trained here; merge it first")
+        raise BackendError(f"adapter '{name}' has PEFT's type {config['peft_type']}; only LORA can be trained further")
+    for key, off in _UNSUPPORTED.items():
+        if (value := config.get(key)) is not None and value not in off:
+            raise BackendError(f"adapter '{name}' has {key} = {value}, which is not supported; merge it first")
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return rank, scale, bool(config.get("use_dora"))
@@ -210,7 +211,7 @@ def _peft_settings(name: str, config: Mapping[str, Any]) -> tuple[float, float, 
 def _mlx_settings(name: str, config: Mapping[str, Any]) -> tuple[float, float, bool]:
     if (kind := config.get("fine_tune_type", "lora")) not in ("lora", "dora"):
         raise BackendError(
-            f"adapter '{name}' is of mlx-lm's type {kind}; only lora and dora can be gone on with: fuse it first"
+            f"adapter '{name}' has mlx-lm's type {kind}; only lora and dora can be trained further; fuse it first"
         )
     parameters = config["lora_parameters"]
     return parameters["rank"], parameters["scale"], kind == "dora"
@@ -225,7 +226,7 @@ def _load(file: Path) -> dict[str, Array]:
         else:
             array = np.frombuffer(stored["data"], _TYPES[stored["dtype"]]).astype(np.float32)
         if not np.isfinite(array).all():
-            raise ValueError(f"'{key}' holds numbers that are not finite")
+            raise ValueError(f"'{key}' holds NaN or infinity")
         arrays[key] = array.reshape(stored["shape"])
     return arrays
 
@@ -237,7 +238,9 @@ def _adapters(name: str, arrays: Mapping[str, Array], peft: bool, dora: bool) ->
     for key, array in arrays.items():
         match = (_PEFT if peft else _MLX).fullmatch(key)
         if match is None or match[2] not in names or array.ndim != (1 if match[2] in names[2:] else 2):
-            raise BackendError(f"adapter '{name}' holds '{key}', which is no low-rank matrix of a projection")
+            raise BackendError(
+                f"adapter '{name}' holds '{key}', which is no low-rank matrix of a projection; merge it first"
+            )
         found.setdefault(match[1], {})[match[2]] = array if peft else array.T
     for path, parts in found.items():
         if missing := [part for part in names if part not in parts]:

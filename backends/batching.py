@@ -13,7 +13,7 @@ from backends.interface import Bools, Floats, Ids, Sequences
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Right-padded prompt + response of some sequences, B rows of length T.
+    """Prompts and responses of some sequences, padded on the right: B rows of length T.
 
     ``predicts`` marks the positions whose logits predict a response token, one before it. Read row by row, they come
     in the flat order of the tokens at ``rows``.
@@ -27,17 +27,17 @@ class PaddedBatch:
 
     @property
     def lengths(self) -> Ids:
-        """Tokens of each response [B]."""
+        """The number of tokens of each response [B]."""
         return np.asarray(self.predicts.sum(1), dtype=np.int64)
 
     @property
     def tokens(self) -> int:
-        """What counts against a budget: padding included."""
+        """The number of tokens that count against a budget, padding included."""
         return self.ids.size
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest sequence."""
+        """The number of tokens of the longest sequence."""
         return int(self.ids.shape[1])
 
 
@@ -84,19 +84,19 @@ class SharedPromptBatch:
     rows: Ids  # [B] indices into the sequences
     prompts: Ids  # [P, Tp] ids, 0 where padded
     prompt_lengths: Ids  # [P]
-    prompt_of: Ids  # [B] which prompt each response is to
+    prompt_of: Ids  # [B] which prompt each response belongs to
     responses: Ids  # [B, Tr] ids, 0 where padded
     lengths: Ids  # [B] tokens of each response, the last included
     targets: Ids  # [n] the response tokens, flat in the order of rows
 
     @property
     def tokens(self) -> int:
-        """What counts against a budget: padding included."""
+        """The number of tokens that count against a budget, padding included."""
         return self.prompts.size + self.responses.size
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest sequence."""
+        """The number of tokens of the longest sequence."""
         return int((self.prompt_lengths[self.prompt_of] + self.lengths).max())
 
     @property
@@ -165,40 +165,40 @@ def _rectangle(parts: SequenceOf[Ids]) -> Ids:
 class PromptGroup:
     """A prompt and responses to it, one after another in a row of tokens."""
 
-    start: int  # of the prompt
-    prompt: int  # its tokens
+    start: int  # position of the prompt in the row
+    prompt: int  # its number of tokens
     responses: Ids  # tokens of each response in the row: all but its last, which predicts nothing
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Some sequences end to end in one row of T tokens: each prompt once, then its responses; no padding.
+    """Some sequences end to end in one row of T tokens: each prompt once, then its responses, without padding.
 
-    ``predicts`` tells where in the row each response token is predicted, in the flat order of the tokens
-    at ``rows``; the end of a prompt predicts the first token of all its responses. A response without
-    tokens has the end of its prompt there, and no target: what a rollout asks of a prompt.
+    ``predicts`` says where in the row each response token is predicted, in the flat order of the tokens at ``rows``.
+    The last token of a prompt predicts the first token of all its responses. A response without tokens has that
+    position in ``predicts`` but no target: this is how a rollout prefills a prompt.
     """
 
     rows: Ids  # [B] indices into the sequences
     ids: Ids  # [T]
-    positions: Ids  # [T] of each token in its own sequence
+    positions: Ids  # [T] position of each token in its own sequence
     predicts: Ids  # [n] indices into the T tokens
     targets: Ids  # [n] the response tokens, flat in the order of rows
     groups: tuple[PromptGroup, ...]
 
     @property
     def lengths(self) -> Ids:
-        """Tokens of each response [B], the last included."""
+        """The number of tokens of each response [B], the last one included."""
         return np.concatenate([group.responses + 1 for group in self.groups])
 
     @property
     def tokens(self) -> int:
-        """What counts against a budget."""
+        """The number of tokens that count against a budget."""
         return len(self.ids)
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest sequence, the last one included, which is not in the row."""
+        """The number of tokens of the longest sequence, including its last one, which is not in the row."""
         return max(group.prompt + int(group.responses.max(initial=-1)) + 1 for group in self.groups)
 
 
@@ -231,7 +231,7 @@ def packed_batches(sequences: Sequences, budget: int) -> Iterator[PackedBatch]:
 
 
 def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
-    """One row of the sequences at ``groups``: indices of responses that share a prompt."""
+    """One row of sequences. Each of ``groups`` has the indices of responses that share a prompt."""
     rows: list[int] = []
     ids: list[Ids] = []
     positions: list[Ids] = []

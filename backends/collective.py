@@ -1,4 +1,4 @@
-"""What every collective can do beyond its two verbs, and the collective of a single process."""
+"""The collective of a single process, and helpers that work with any collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Solo:
-    """The collective of one process: everything is as it is handed in."""
+    """The collective of a single process, which gets back whatever it hands in."""
 
     rank, size = 0, 1
     watchdog: Watchdog | None = None
@@ -38,7 +38,7 @@ SOLO = Solo()
 
 
 def any_of(collective: Collective, condition: bool) -> bool:
-    """Whether the condition holds on any rank: a decision that all ranks take alike."""
+    """Whether the condition holds on any rank; every rank gets the same answer."""
     return condition if collective.size == 1 else any(collective.gather(condition))
 
 
@@ -48,15 +48,15 @@ def most(collective: Collective, value: int) -> int:
 
 
 def from_first(collective: Collective, item: Any) -> Any:
-    """What the first rank handed in."""
+    """The first rank's item."""
     return item if collective.size == 1 else collective.gather(item if collective.rank == 0 else None)[0]
 
 
 def deal(costs: Sequence[float] | NDArray[np.number], ranks: int) -> list[Ids]:
-    """Items of known costs dealt to ranks so that their sums are nearly equal; the items of each, ascending.
+    """Deal items of known costs to ranks so that their sums are nearly equal; the items of each rank, ascending.
 
-    The dearest first, each to the rank that has least so far. A function of its arguments alone, so all
-    ranks find the same.
+    The most expensive items are dealt first, each to the rank with the smallest sum so far. The result depends on the
+    arguments alone, so every rank computes the same.
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = np.zeros(ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BackendError(Exception):
-    """A problem a person can fix. The message is one line: what, where, why, how to fix."""
+    """A problem that a person can fix. The message is one line: what, where, why, and how to fix it."""
 
 
 class LostPeerError(BackendError):
@@ -12,7 +12,8 @@ class LostPeerError(BackendError):
 
     def __init__(self, rank: int) -> None:
         super().__init__(
-            f"rank {rank} lost the other processes of this run, of which one has ended; go on with --resume"
+            f"rank {rank} lost its connection to the other processes of this run, because one of them has ended; go on "
+            "with --resume"
         )
 
 
@@ -32,17 +33,30 @@ def too_long(width: int) -> BackendError:
     )
 
 
-def out_of_step(tokens: int) -> BackendError:
-    """The error for a micro-batch that does not fit while other ranks compute the same layers."""
+def too_many_adapted_layers(asked: int, layers: int) -> BackendError:
+    """The error for adapters on more layers than the model has."""
+    return BackendError(f"model.lora.layers = {asked}, but the model has {layers}; choose 1 to {layers}")
+
+
+def row_of_zeros(path: str) -> BackendError:
+    """The error for DoRA on a weight of which a row is 0."""
     return BackendError(
-        f"out of memory on a micro-batch of {tokens} tokens, in the middle of layers that are split over processes, so "
-        f"it cannot be made smaller now; go on with --resume --set update.micro_batch_tokens={max(1, tokens // 2)}"
+        f"model.lora.dora divides by the lengths of rows, and a row of '{path}' is 0; set model.lora.dora = false"
+    )
+
+
+def out_of_step(tokens: int) -> BackendError:
+    """The error for a micro-batch of ``tokens`` that does not fit while other ranks compute the same layers."""
+    return BackendError(
+        f"out of memory on a micro-batch of {tokens} tokens; it cannot be made smaller now, because its layers are "
+        "split over processes that compute them in step; go on with --resume --set "
+        f"update.micro_batch_tokens={max(1, tokens // 2)}"
     )
 
 
 def outdated_features() -> RuntimeError:
     """The error for features that would have to be recomputed from weights that are gone: a mistake of the caller."""
     return RuntimeError(
-        "the policy was updated or loaded while token features of its former weights were in use, of which some were "
-        "not kept and cannot be computed again; reduce and close features before step() and load()"
+        "the policy was updated or loaded while token features of its former weights were in use; those that were not "
+        "kept in memory cannot be computed again; reduce and close features before step() and load()"
     )

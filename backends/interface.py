@@ -41,7 +41,7 @@ ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
 
 
 class StopStrings(Protocol):
-    """Strings that end a response as an end-of-sequence token does; see ``backends.stop_strings.StopText``."""
+    """Strings that end a response, just as an end-of-sequence token does; see ``backends.stop_strings.StopText``."""
 
     @property
     def strings(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Sampling:
         return self.temperature or 1.0
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """No-op callback."""
 
 
@@ -107,7 +107,7 @@ class RolloutRequest:
     prompts: tuple[Ids, ...]  # P, each of at least one id
     sampling: Sampling
     rows: Ids | None = None  # [R] = [P · samples]
-    interrupt: Callable[[], None] = _nothing
+    interrupt: Callable[[], None] = _do_nothing
     entropies: bool = False
     proxy: Proxy | None = None
 
@@ -120,13 +120,13 @@ class RolloutRequest:
 
     @property
     def global_rows(self) -> Ids:
-        """The row of each response in the whole batch, [R]."""
+        """The row of each response in the whole batch [R]."""
         return np.arange(len(self)) if self.rows is None else self.rows
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Sampled responses, prompt-major: those of the first prompt, then those of the second, …
+    """Sampled responses, prompt-major: first the responses to the first prompt, then those to the second, …
 
     ``tokens`` are the ids as they were sampled, including the token that ended a response; ``logprobs`` are the
     sampling engine's own, at the sampling temperature and of the whole distribution; ``truncated`` marks responses
@@ -174,7 +174,7 @@ class Sequences:
 
     @property
     def lengths(self) -> Ids:
-        """Response tokens of each response, [R]."""
+        """The number of tokens of each response [R]."""
         return np.diff(self.starts)
 
     def select(self, rows: Ids) -> Sequences:
@@ -198,9 +198,9 @@ def token_index(starts: Ids, rows: Ids) -> Ids:
 class Proxy:
     """Which token-gradient proxy v the features hold (method, section 2).
 
-    ``output_row``: (1 − p)·h; ``hidden_topk``: W_y − Σ over the ``k`` likeliest of q_j·W_j, q
-    renormalised over them; ``hidden_exact``: W_y − Σ over the vocabulary of p_j·W_j. In all of
-    them p is the softmax at the sampling temperature, and h and W are the head's input and rows.
+    ``output_row`` is (1 − p)·h. ``hidden_topk`` is W_y − Σ q_j·W_j over the ``k`` likeliest tokens, with q the
+    probabilities renormalised over these. ``hidden_exact`` is W_y − Σ p_j·W_j over the vocabulary. In all of them p is
+    the softmax at the sampling temperature, h the input of the head, and W_j row j of its matrix.
     """
 
     kind: ProxyKind = "output_row"
@@ -224,7 +224,7 @@ class Features(Protocol):
         """‖v_t‖² for every token, float64 [N]."""
 
     def slice(self, start: int, stop: int) -> Features:
-        """The features of tokens start:stop, a view that is valid until this one is closed."""
+        """The features of the tokens start:stop: a view, valid until these features are closed."""
 
     def close(self) -> None:
         """Free the features; they cannot be used afterwards. Closing twice is harmless."""
@@ -275,7 +275,7 @@ class PublishedWeights:
     probe: Probe | None = None  # if the weights are in a folder
 
 
-OnFinished = Callable[[int, Ids], None]
+OnFinished = Callable[[int, Ids], None]  # with the index of a response and its tokens
 FileDigests = dict[str, str]  # SHA-256, hexadecimal, by the name of the file
 
 
@@ -318,7 +318,7 @@ class Learner(Protocol):
         """One forward pass: log-probabilities, entropies and, with a proxy, features."""
 
     def reference(self, sequences: Sequences) -> Floats:
-        """Log-probabilities [N] float32 under the policy as it was loaded.
+        """Log-probabilities [N] float32 under the reference policy: the policy as it was loaded.
 
         Raises BackendError unless the settings have ``keep_reference``.
         """
@@ -326,7 +326,7 @@ class Learner(Protocol):
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
         """Forward and backward over all sequences, in micro-batches; adds to the gradient.
 
-        Returns the loss, the sum over the micro-batches of this process.
+        Returns the loss, summed over the micro-batches of this process.
         """
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
@@ -345,11 +345,12 @@ class Learner(Protocol):
     def save(self, folder: Path) -> FileDigests:
         """Write what this process holds of the trainable weights and the optimizer's state into an existing folder.
 
-        Returns the digests of files that were hashed as they were written, and are on disk; the caller hashes others.
+        Returns the digests of the files that it hashed while it wrote them and that are flushed to disk. The caller
+        hashes the other files.
         """
 
     def load(self, folder: Path) -> None:
-        """Restore what any number of processes wrote with ``save``, bit for bit."""
+        """Restore, bit for bit, what any number of processes wrote with ``save``."""
 
     def export(self, folder: Path) -> None:
         """Write a model folder (config, tokenizer, safetensors) that transformers and mlx-lm open.

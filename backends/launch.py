@@ -1,8 +1,8 @@
-"""Several processes of one run on this machine: started together, watched, ended together.
+"""Start several processes of one run on this machine, watch them, and end them together.
 
-What torchrun does for PyTorch and mlx.launch for MLX, with the same variables. Two things differ: a stop that
-is asked for may take as long as the step needs to come to a safe point (torchrun kills after 30 seconds), and
-where one process ends the others follow within seconds, whatever they are waiting for.
+This is what torchrun does for PyTorch and mlx.launch for MLX, with the same environment variables. Two things differ.
+A run that is asked to stop may take as long as a step needs to reach a safe point, while torchrun kills it after 30
+seconds. And once one process has failed, the others end within seconds, whatever they are waiting for.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from backends.process import FAILURE, claim_failure, is_stopped, usable_cores
 if TYPE_CHECKING:
     from backends.settings import Parallel  # imports pydantic, which `delta --help` need not wait for
 
-LAUNCHER = "DELTA_LAUNCHER"  # the process that started this one, and ends when it ends
+LAUNCHER = "DELTA_LAUNCHER"  # variable with the process id of the launcher: a rank ends if its launcher is gone
 LOOKS_PER_SECOND = 20
-GRACE = 5.0  # seconds that the others have to end themselves once one has failed
-REPORT_AFTER = 60.0  # seconds that a rank is stopped after which a line says so
-STOPPED_GRACE = 6.0  # the same for a rank that is stopped by SIGSTOP, once a person has asked
-ASKED_GRACE = 2.0  # the same once a person has asked the run to stop
+REPORT_AFTER = 60.0  # seconds after which a line says that a rank is stopped
+GRACE = 5.0  # seconds that the other ranks have to end by themselves once one has failed
+ASKED_GRACE = 2.0  # the same if a person had asked the run to stop
+STOPPED_GRACE = 6.0  # seconds that a rank may be stopped once a person has asked the run to stop
 
 _MLX = ("mlx",)
 
@@ -40,10 +40,10 @@ _MLX = ("mlx",)
 def launch(
     backend: str, parallel: Parallel, arguments: Sequence[str], on_failure: Callable[[str], None] = lambda reason: None
 ) -> int:
-    """Run ``python -m delta_cli`` with ``arguments`` as several ranks and wait; the exit code of the first that failed.
+    """Run ``python -m delta_cli`` with ``arguments`` as several ranks, wait for them, and return an exit code.
 
-    0 if all ended well; 128 + the signal if all stopped because one was sent here. ``on_failure`` is called with the
-    reason if a rank was killed and could not give one itself.
+    That is the code of the first rank that failed, 128 + the number of a signal that stopped all of them, or 0.
+    ``on_failure`` is called with the reason if a rank was killed and could not give one itself.
     """
     processes = parallel.processes
     with tempfile.TemporaryDirectory(prefix="delta-") as scratch:
@@ -55,7 +55,7 @@ def launch(
         ranks = mlx_ranks(processes, Path(scratch)) if backend in _MLX else torch_ranks(processes)
         command = [sys.executable, "-m", "delta_cli", *arguments]
         with ExitStack() as stack:
-            # Groups of their own: what the terminal sends to its foreground group comes once, from here.
+            # Each in a process group of its own, so that Ctrl-C reaches it only through this process.
             children = [
                 stack.enter_context(subprocess.Popen(command, env=common | rank, process_group=0)) for rank in ranks
             ]
@@ -63,21 +63,21 @@ def launch(
 
 
 def torch_ranks(processes: int) -> list[dict[str, str]]:
-    """What each rank finds in its environment, as torchrun has it."""
+    """The environment variables of each rank, as torchrun sets them."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_ports(1)[0])}
     shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def mlx_ranks(processes: int, scratch: Path) -> list[dict[str, str]]:
-    """What each rank finds in its environment, as mlx.launch has it for a ring."""
+    """The environment variables of each rank, as mlx.launch sets them for a ring."""
     hosts = scratch / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(processes)]), encoding="utf-8")
     return [{"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)} for rank in range(processes)]
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports on which nobody listens now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

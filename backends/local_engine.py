@@ -46,7 +46,7 @@ class MicroBatch(Protocol):
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest sequence."""
+        """The number of tokens of the longest sequence."""
 
 
 AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch | None)
@@ -157,8 +157,8 @@ class LocalEngine(ABC):
         """Accept the present weights; this engine has no others. Raises BackendError for another version."""
         if weights.version != self.version:
             raise BackendError(
-                f"weights of version {weights.version} were asked for, but the {self.name} engine draws from its own, "
-                f"which are version {self.version}"
+                f"weights of version {weights.version} were asked for, but the {self.name} engine draws from its own "
+                f"weights, which have version {self.version}"
             )
 
     def publish(self, inbox: Path | None) -> PublishedWeights:
@@ -175,10 +175,10 @@ class LocalEngine(ABC):
         return self.recovery.run(lambda: self._score(sequences, proxy))
 
     def reference(self, sequences: Sequences) -> Floats:
-        """Log-probabilities [N] float32 under the policy as it was loaded."""
+        """Log-probabilities [N] float32 under the reference policy."""
         check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
         if not self.settings.keep_reference:
-            raise BackendError("this run holds no reference policy; load the model with keep_reference = true")
+            raise BackendError("this run has no reference policy; load the model with keep_reference = true")
         return self.recovery.run(lambda: self._reference(sequences))
 
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
@@ -222,9 +222,9 @@ class LocalEngine(ABC):
     @abstractmethod
     def _reference(self, sequences: Sequences) -> Floats: ...
 
-    @abstractmethod
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterable[tuple[Ids, Any]]:
-        """Flat positions and unscaled features of the tokens start:stop, some at a time."""
+        """Yield flat positions and unscaled features of the tokens start:stop, some at a time."""
+        raise NotImplementedError(f"the {self.name} engine keeps all features")
 
     @abstractmethod
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float: ...

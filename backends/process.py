@@ -1,4 +1,4 @@
-"""What the operating system knows of this process, and of those that were started with it."""
+"""Facts about this process and about those that were started with it: memory, cores, ranks, failures."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 import time
 from pathlib import Path
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container's processor time
-FAILURE = "DELTA_FAILURE"  # names the file that the first of several processes to fail creates, so that one reports
-PATIENCE = 2.0  # seconds that a process which lost another one leaves that one to say why
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's share of processor time
+FAILURE = "DELTA_FAILURE"  # variable with the file that the first process to fail creates, so that only one reports
+PATIENCE = 2.0  # seconds that a process which lost its peers waits for the one that failed to report
 
-_claims: dict[str, bool] = {}  # what claim_failure() has found out in this process
+_claims: dict[str, bool] = {}  # answers that claim_failure() has given in this process
 
 
 def peak_resident() -> int:
-    """Bytes: the most this process has held in memory so far."""
+    """The most bytes of memory that this process has held so far."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux: getrusage's peak would begin with that of the process that started this one
+    if status.exists():  # on Linux, getrusage inherits the peak of the parent process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     import resource  # not on Windows
@@ -29,7 +29,7 @@ def peak_resident() -> int:
 
 
 def usable_cores() -> int:
-    """Processor cores that this process may use: not those it is bound away from, nor beyond a container's quota."""
+    """Processor cores that this process may use, by its affinity and its container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
@@ -40,21 +40,21 @@ def usable_cores() -> int:
 
 
 def default_threads() -> int:
-    """Threads for this process: what OMP_NUM_THREADS says, or its share of the cores that may be used.
+    """Threads for this process: OMP_NUM_THREADS, or its share of the usable cores.
 
-    A function of the machine, not of how busy it is: another number of threads may round otherwise.
+    The number depends on the machine and not on how busy it is, since another number of threads may round differently.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list has numbers for nested regions
     if asked.isdigit() and int(asked):
         return int(asked)
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Which of how many ranks this process was started as: by torchrun, by mlx.launch, or by backends.launch."""
+    """The rank of this process and the number of ranks, as torchrun, mlx.launch or backends.launch started them."""
     if "WORLD_SIZE" in os.environ:
         return int(os.environ.get("RANK", "0")), int(os.environ["WORLD_SIZE"])
-    for variable in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):  # the ring's addresses, or JACCL's devices: one entry a rank
+    for variable in ("MLX_HOSTFILE", "MLX_IBV_DEVICES"):  # addresses of a ring or devices of JACCL, one for each rank
         if variable in os.environ and "MLX_RANK" in os.environ:
             entries = Path(os.environ[variable]).read_text(encoding="utf-8")
             return int(os.environ["MLX_RANK"]), len(json.loads(entries)) if entries.strip() else 1  # -n 1 writes none
@@ -62,7 +62,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP. Only Linux says so cheaply; elsewhere no process is."""
+    """Whether a process is stopped, as by SIGSTOP. False on systems other than Linux, which do not say so cheaply."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -71,17 +71,17 @@ def is_stopped(pid: int) -> bool:
 
 
 def reachable_address() -> str:
-    """The IPv4 address by which the run's other processes reach this machine."""
+    """The IPv4 address at which the run's other processes reach this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing: it only chooses a route
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing, but chooses a route
         return str(probe.getsockname()[0])
 
 
 def claim_failure(reason: str, patience: float = 0.0, file: str | None = None) -> bool:
-    """Whether this is the first of the run's processes on this machine to fail, whose one-line ``reason`` counts.
+    """Whether this is the first process of the run on this machine to fail, the one that reports its ``reason``.
 
-    Waits up to ``patience`` seconds for another process to be the first. Asked again, it gives the same answer. True
-    if the processes of the run share no folder that is theirs alone.
+    Waits up to ``patience`` seconds for another process to be the first. Further calls give the same answer. Without
+    a folder that only this run's processes share, the answer is True.
     """
     file = file or _failure_file()
     if file is None:
@@ -97,7 +97,7 @@ def claim_failure(reason: str, patience: float = 0.0, file: str | None = None) -
                 _claims[file] = True
             except FileExistsError:
                 _claims[file] = False
-            except OSError:  # no room, or the launcher has removed its folder
+            except OSError:  # the disk is full, or the launcher has removed its folder
                 _claims[file] = True
         else:
             time.sleep(0.02)
@@ -105,9 +105,9 @@ def claim_failure(reason: str, patience: float = 0.0, file: str | None = None) -
 
 
 def _failure_file() -> str | None:
-    """A file in a folder that exists for this start of these processes only; None if no launcher has made one."""
+    """A file in a folder that the launcher made for this run's processes alone; None if there is none."""
     if FAILURE in os.environ:
         return os.environ[FAILURE]
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:  # …/attempt_0/<rank>/error.json, in a temporary folder of torchrun
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:  # …/attempt_0/<rank>/error.json, in a temporary folder of torchrun's
         return str(Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "delta-failed")
     return None

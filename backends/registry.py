@@ -36,7 +36,7 @@ NAMES = tuple(ENTRIES)
 
 
 def default() -> str:
-    """The backend ``auto`` stands for: mlx on Apple silicon, cuda with an NVIDIA GPU, else cpu."""
+    """The backend that ``auto`` means: mlx on Apple silicon, cuda with an NVIDIA GPU, otherwise cpu."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return "mlx"
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
@@ -72,7 +72,7 @@ def create(name: str, settings: BackendSettings, collective: Collective = SOLO) 
 
 
 def converter() -> Any:
-    """The module that makes quantised folders and GGUF files of exported models; raises BackendError without mlx-lm."""
+    """The module that quantises exported models and makes GGUF files of them; raises BackendError without mlx-lm."""
     resolve("mlx")
     importlib.import_module(ENTRIES["mlx"].module).check_installation()
     return importlib.import_module("backends.mlx.convert")

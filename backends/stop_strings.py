@@ -29,7 +29,7 @@ class StopText:
     def of(cls, strings: Sequence[str], decode: Callable[[Ids], str], vocabulary: int) -> StopText:
         """Inspect the text of every id of a tokenizer with ``vocabulary`` ids. Refuses empty strings."""
         if not all(strings):
-            raise ValueError("a stop string is empty, and would end every response before it begins")
+            raise ValueError("a stop string is empty and would end every response before it begins")
         last = {string[-1] for string in strings} | {REPLACEMENT}  # a character may need several tokens
         texts = (decode(np.array([token])) for token in range(vocabulary))
         return cls(tuple(strings), decode, np.array([not last.isdisjoint(text) for text in texts], dtype=bool))
@@ -42,7 +42,7 @@ class StopText:
         return max(len(string.encode()) for string in self.strings) + 4
 
     def completed_by(self, tokens: Ids | Sequence[int]) -> bool:
-        """Whether the last of ``tokens``, a response so far, completes a string."""
+        """Whether the last of ``tokens``, the response so far, completes a string."""
         if not len(tokens) or not (0 <= tokens[-1] < len(self.may_complete)) or not self.may_complete[tokens[-1]]:
             return False
         text = self.decode(np.asarray(tokens[-self.window :], dtype=np.int64))

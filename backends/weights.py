@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from backends.interface import BackendError
 
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as configurations call their number
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # names of the number of layers in config.json
 
 
 def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
@@ -31,7 +31,7 @@ def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
         return  # the loader reports what is wrong with them
     if 0 < weights < max(asked):
         raise BackendError(
-            f"{folder}: config.json asks for {max(asked):,} layers, and there are {weights:,} weights in all; get the "
+            f"{folder}: config.json asks for {max(asked):,} layers, but there are only {weights:,} weights; get the "
             "model's files again"
         )
 
@@ -41,8 +41,8 @@ def refuse_nonfinite(where: str | Path, broken: Iterable[str]) -> None:
     names = sorted(broken)
     if names:
         raise BackendError(
-            f"{where}: {len(names)} weights hold NaN or infinity, {names[0]} among them, so nothing the model computes "
-            "is a number; get its files again, or resume from an earlier checkpoint"
+            f"{where}: {len(names)} weights hold NaN or infinity, {names[0]} among them, so the model's results are no "
+            "numbers; get its files again, or resume from an earlier checkpoint"
         )
 
 
@@ -51,6 +51,6 @@ def refuse_unexpected(where: str | Path, unexpected: Iterable[str]) -> None:
     names = sorted(unexpected)
     if names:
         raise BackendError(
-            f"{where}: {len(names)} weights are of no layer that config.json describes, {names[0]} among them, and "
-            "would be left out without a word; put model_type and the sizes right, or get the model's files again"
+            f"{where}: {len(names)} weights belong to no layer that config.json describes, {names[0]} among them, and "
+            "would be ignored; correct model_type and the sizes in config.json, or get the model's files again"
         )

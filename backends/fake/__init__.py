@@ -1,4 +1,4 @@
-"""The fake backend: exact Qwen3 in numpy and float64, for tests and as a reference for the others."""
+"""The fake backend: an exact Qwen3 in numpy and float64, for tests and as a reference for the other backends."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def create(settings: BackendSettings, name: str, collective: Collective = SOLO) 
 
 
 def join(name: str) -> Collective:
-    """Raises BackendError: there is one process."""
+    """Raise BackendError: this backend has one process."""
     raise BackendError("the fake backend trains in one process; choose --backend cpu, cuda or mlx for several")

@@ -137,11 +137,6 @@ class FakeEngine(LocalEngine):
         finally:
             self.model.weights = current
 
-    def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Doubles]]:
-        features = self._score(sequences, proxy).features
-        assert isinstance(features, FakeFeatures)
-        yield np.arange(start, stop), features.vectors[start:stop]
-
     def _states(self, batch: PaddedBatch) -> tuple[Doubles, Back]:
         """Post-norm hidden states [n, H] that predict the targets, and a function for their gradient."""
         positions = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)

@@ -30,7 +30,10 @@ def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
     """Config and float64 weights of a model folder; raises BackendError if it is not a Qwen3 one."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        raise BackendError(f"{model}: no model folder (config.json is missing); the fake backend downloads nothing")
+        raise BackendError(
+            f"{model}: is no model folder (config.json is missing), and the fake backend downloads nothing; give the "
+            "folder of a model"
+        )
     raw = json.loads((folder / "config.json").read_text())
     rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}
     raw["rope_type"] = rope.get("rope_type", rope.get("type"))
@@ -56,7 +59,7 @@ def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
     weights = _weights(folder, config.tied)
     if raw.get("vocab_size") not in (None, len(weights.get(EMBEDDING, ()))):
         raise BackendError(
-            f"{folder}: config.json speaks of a vocabulary of {raw['vocab_size']}, but {EMBEDDING} has "
+            f"{folder}: config.json has a vocabulary of {raw['vocab_size']}, but {EMBEDDING} has "
             f"{len(weights.get(EMBEDDING, ()))} rows; get the model's files again"
         )
     refuse_too_many_layers(folder, raw)

@@ -1,9 +1,8 @@
-"""Qwen3 in numpy and float64, forward and backward, nothing left out.
+"""Qwen3 in numpy and float64, complete, forward and backward.
 
-Every piece of the model is a function that returns its output and a closure ``back``: given the
-derivative of the loss with respect to that output, ``back`` adds the derivatives of the weights to
-``grads`` and returns the derivative with respect to the input. A forward pass that drops the
-closures is inference.
+Every piece of the model is a function that returns its output and a closure ``back``. Given the derivative of the loss
+with respect to the output, ``back`` adds the derivatives of the weights to ``grads`` and returns the derivative with
+respect to the input. A forward pass that drops the closures is inference.
 
 Letters in shapes: B sequences, T positions of them, S positions that can be attended to, H hidden
 size, D head size, G key-value heads, M query heads that share one, I intermediate size.
@@ -20,7 +19,7 @@ from scipy.special import expit
 from backends.arrays import Doubles
 from backends.interface import Ids
 
-NumpyWeights = dict[str, Doubles]  # by their names in model.safetensors
+NumpyWeights = dict[str, Doubles]  # by name, as in model.safetensors
 Back = Callable[[Doubles], Doubles]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -28,7 +27,7 @@ EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "mo
 
 @dataclass(frozen=True)
 class Qwen3Config:
-    """The numbers of config.json that the forward pass depends on."""
+    """The values of config.json on which the forward pass depends."""
 
     hidden: int
     layers: int
@@ -42,7 +41,7 @@ class Qwen3Config:
 
 @dataclass
 class KeyValueCache:
-    """Rotated keys and values of the positions seen so far, one slot for each: [layers, B, G, slots, D]."""
+    """Rotated keys and values of the positions so far, one slot for each position: [layers, B, G, slots, D]."""
 
     keys: Doubles
     values: Doubles
@@ -53,11 +52,11 @@ class KeyValueCache:
         return cls(np.zeros(shape), np.zeros(shape))
 
     def select(self, rows: Ids) -> KeyValueCache:
-        """A cache with the sequences at ``rows``, in that order; a sequence may be taken many times."""
+        """A cache with the sequences at ``rows``, in that order; a sequence may be repeated."""
         return KeyValueCache(self.keys[:, rows], self.values[:, rows])
 
     def update(self, layer: int, positions: Ids, key: Doubles, value: Doubles) -> tuple[Doubles, Doubles]:
-        """Store key and value [B, G, T, D] at ``positions`` [B, T]; all up to the largest [B, G, S, D]."""
+        """Store key and value [B, G, T, D] at ``positions`` [B, T]; returns all up to the largest one [B, G, S, D]."""
         row, used = np.arange(len(positions))[:, None], int(positions.max()) + 1
         for store, new in ((self.keys, key), (self.values, value)):
             store[layer][row, :, positions] = new.swapaxes(1, 2)
@@ -65,7 +64,7 @@ class KeyValueCache:
 
 
 def rotate(x: Doubles, angles: Doubles) -> Doubles:
-    """Rotary position embedding: entry i of a head turns with entry i + D/2. Its inverse: −angles."""
+    """Rotary position embedding: entries i and i + D/2 of a head are rotated together. −angles is the inverse."""
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -83,7 +82,7 @@ class Qwen3:
     def trunk(self, ids: Ids, positions: Ids, cache: KeyValueCache | None = None) -> tuple[Doubles, Back]:
         """Ids and positions [B, T] to post-norm hidden states [B, T, H], the input of the head.
 
-        Without a cache, attention is among ``ids``, whose positions then are 0, 1, 2, … in every row.
+        Without a cache, the tokens attend to each other only, and their positions are 0, 1, 2, … in every row.
         """
         config, backs = self.config, []
         frequencies = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
@@ -194,7 +193,7 @@ class Qwen3:
         return weight * unit, back
 
     def _linear(self, name: str, x: Doubles) -> tuple[Doubles, Back]:
-        """x·Wᵀ over the last axis; as one matrix product, several times faster than one for each row."""
+        """x·Wᵀ over the last axis, as one matrix product, which is several times faster than one for each row."""
         weight, flat = self.weights[name], x.reshape(-1, x.shape[-1])
         y = (flat @ weight.T).reshape(*x.shape[:-1], -1)
 

@@ -13,6 +13,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from backends import adapter_folder
 from backends.adapter_folder import Adapter
+from backends.errors import row_of_zeros, too_many_adapted_layers
 from backends.interface import BackendError
 from backends.mlx.model import MlxPolicy
 from backends.settings import Lora
@@ -33,10 +34,8 @@ def attach(policy: MlxPolicy, settings: Lora, start: str | None, seed: int) -> N
     """
     policy.model.freeze()
     layers = policy.text.layers
-    if not 0 < _count(policy, settings) <= len(layers):
-        raise BackendError(
-            f"lora layers = {settings.layers}, but the model has {len(layers)}; choose 1 to {len(layers)}"
-        )
+    if settings.layers is not None and settings.layers > len(layers):
+        raise too_many_adapted_layers(settings.layers, len(layers))
     linear, experts = (_paths(layers, kinds) for kinds in (LINEAR, EXPERTS))
     kinds = {path.split(".")[-1] for path in linear}
     for target in settings.targets:
@@ -59,9 +58,7 @@ def attach(policy: MlxPolicy, settings: Lora, start: str | None, seed: int) -> N
     for path, module in adapted_layers(policy.model) if settings.dora else ():
         module.__class__ = _Scaled
         if not mx.all(module.m).item():
-            raise BackendError(
-                f"model.lora.dora divides by the lengths of rows, of which one in '{path}' is 0; train without it"
-            )
+            raise row_of_zeros(path)
     renew(policy)
     mx.eval(policy.model.trainable_parameters())
 

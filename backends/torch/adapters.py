@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from backends import adapter_folder
+from backends.errors import row_of_zeros, too_many_adapted_layers
 from backends.interface import BackendError
 from backends.settings import Lora
 from backends.torch.four_bits import unpacked
@@ -32,13 +33,14 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
     missing = [target for target in lora.targets if target not in names]
     if missing:
         experts = any(name.endswith(".experts") for name, _ in causal.base_model.named_modules())
-        also = "; those of experts get no adapters, which would open in no other library" if experts else ""
+        also = "; experts get no adapters, because no other library would open these" if experts else ""
         raise BackendError(
-            f"lora target '{missing[0]}' is no projection of this model; it has {', '.join(sorted(names))}{also}"
+            f"model.lora.targets: '{missing[0]}' is no projection of this model; it has "
+            f"{', '.join(sorted(names))}{also}"
         )
     depth = causal.config.num_hidden_layers
     if lora.layers is not None and lora.layers > depth:
-        raise BackendError(f"lora layers = {lora.layers}, but the model has {depth}; choose 1 to {depth}")
+        raise too_many_adapted_layers(lora.layers, depth)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -55,8 +57,8 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
     strange = [name for name in adapted if not adapter_folder.is_portable([name])]
     if strange:
         raise BackendError(
-            f"[model.lora] would put an adapter on '{strange[0]}', which mlx-lm calls otherwise, so that it would not "
-            "open there; train the whole model, or choose another"
+            f"[model.lora] would put an adapter on '{strange[0]}', which has another name in mlx-lm, so mlx-lm could "
+            "not open the adapter; train the whole model, or choose another model"
         )
     if start:
         _start_from(start, adapted, lora)
@@ -65,9 +67,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
             module.lora_variant[NAME] = _DoraVariant
             module.register_buffer("row_norms", None, persistent=False)
             if not (unpacked(module.get_base_layer().weight) != 0).any(1).all():
-                raise BackendError(
-                    f"model.lora.dora divides by the lengths of rows, of which one in '{name}' is 0; train without it"
-                )
+                raise row_of_zeros(name)
         renew(causal)
     return wrapped
 

@@ -103,7 +103,7 @@ class _Run:
     """Sequences of similar length that share a prefix, longest first."""
 
     prompt: int | None
-    prefix: int  # tokens of it
+    prefix: int  # tokens of the prompt
     starts: Ids
     lengths: Ids
 
@@ -137,13 +137,13 @@ def _merged(runs: Iterable[_Run], call: int) -> Iterator[list[_Run]]:
 
     members: list[_Run] = []
     for run in sorted(runs, key=lambda run: (run.width, run.prefix), reverse=True) if call else runs:
-        together = [*members, run]
-        padding = pairs(together) - sum(pairs([one]) for one in together)
-        apart = padding >= call * len(members) or pairs(together) > MASKED_PAIRS
-        if members and (apart or run.prompt in {one.prompt for one in members}):
+        joined = [*members, run]
+        padding = pairs(joined) - sum(pairs([one]) for one in joined)
+        too_much = padding >= call * len(members) or pairs(joined) > MASKED_PAIRS
+        if members and (too_much or run.prompt in {one.prompt for one in members}):
             yield members
-            together = [run]
-        members = together
+            joined = [run]
+        members = joined
     if members:
         yield members
 
@@ -184,7 +184,7 @@ def packed_attention(
     layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
+    """The attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
 
     Without a layout it is transformers' own attention with the given mask. Raises ValueError if the model needs more
     than a softmax with capped logits or sinks.
@@ -274,9 +274,10 @@ def _attend(
     window: int,
     softmax: Softmax,
 ) -> Tensor:
-    """The outputs [queries, heads, size] of a block's queries [queries, heads, size].
+    """The outputs [queries, heads, size] for a block's queries [queries, heads, size].
 
-    ``own`` are their keys and values, ``prefixes`` those [prompts · prefix, heads, size] of their prompts, if any.
+    ``own`` are the keys and values of the same tokens, ``prefixes`` [prompts · prefix, heads, size] those of their
+    prompts, if any.
     """
     query = query.unflatten(0, block.shape).transpose(1, 2)
     keys, values = (states.unflatten(0, block.shape).transpose(1, 2) for states in own)

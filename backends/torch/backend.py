@@ -1,10 +1,9 @@
-"""The backend interface on a transformers model."""
+"""The engine interface on a model of transformers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -67,8 +66,8 @@ class TorchEngine(LocalEngine):
         super().__init__(settings, name, out_of_memory, self._free_cache)
         if settings.model.load_in_4bit and collective.size > 1:
             raise BackendError(
-                "model.load_in_4bit: adapters on a base of 4 bits train in one process on this backend; set "
-                "parallel.processes = 1, or leave the base as it is"
+                "model.load_in_4bit: this backend trains adapters on a 4-bit base in one process only; set "
+                "parallel.processes = 1, or model.load_in_4bit = false"
             )
         self.threads = settings.threads or default_threads()
         torch.set_num_threads(self.threads)
@@ -83,8 +82,8 @@ class TorchEngine(LocalEngine):
         self._parallel = DataParallel(collective, settings.parallel.sharding, self._device, self.trainable)
         if self._parallel.sharded and settings.optimizer.moments == "int8":
             raise BackendError(
-                'update.moments = "int8": its blocks would depend on the number of processes where weights are split; '
-                'set parallel.sharding = "none", or update.moments = "float32"'
+                'update.moments = "int8": with split weights its blocks would depend on the number of processes; set '
+                'parallel.sharding = "none", or update.moments = "float32"'
             )
         self.recovery.alone = not self._parallel.sharded
         for policy in (self._policy, self._frozen):
@@ -104,7 +103,7 @@ class TorchEngine(LocalEngine):
             return self._draw(request, on_finished)
 
     def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
-        self._free_cache()  # of an update
+        self._free_cache()  # left by an update
         rollout = TorchRollout(
             self._policy,
             request,
@@ -122,8 +121,8 @@ class TorchEngine(LocalEngine):
             if not out_of_memory(error):
                 raise
             raise BackendError(
-                f"out of memory on a single response, after {self.settings.rollout_batch} at a time were too many; "
-                "lower max_tokens or choose a smaller model"
+                "out of memory on a single response, although responses were drawn one at a time in the end; lower "
+                "max_tokens or choose a smaller model"
             ) from error
         finally:
             self._cache_token_limit = rollout.cache_token_limit
@@ -145,13 +144,13 @@ class TorchEngine(LocalEngine):
         return self._score_under(self._policy, sequences, proxy)
 
     def _reference(self, sequences: Sequences) -> Floats:
-        source: AbstractContextManager[TorchPolicy]
-        source = self._policy.as_loaded() if self._frozen is None else nullcontext(self._frozen)
-        with source as policy:
-            try:
+        if self._frozen is None:
+            with self._policy.as_loaded() as policy:
                 return self._score_under(policy, sequences, None).logprobs
-            finally:
-                self._parallel.scatter(policy)
+        try:
+            return self._score_under(self._frozen, sequences, None).logprobs
+        finally:
+            self._parallel.scatter(self._frozen)
 
     @torch.no_grad()
     def _score_under(self, policy: TorchPolicy, sequences: Sequences, proxy: Proxy | None) -> Scores:
@@ -172,7 +171,7 @@ class TorchEngine(LocalEngine):
         proxy: Proxy | None,
         scores: Scores,
     ) -> None:
-        """Fill in the tokens of one micro-batch."""
+        """Fill in the scores of one micro-batch."""
         at = token_index(sequences.starts, batch.rows)
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
@@ -206,12 +205,12 @@ class TorchEngine(LocalEngine):
             raise BackendError(
                 f"out of memory for the features of {len(sequences.tokens)} tokens, with feature_bytes = "
                 f"{memory.feature_bytes} and feature_host_bytes = {memory.feature_host_bytes}; lower the first "
-                "where the device is full, the second where the host is"
+                "if the device is full, the second if the host is"
             ) from error
 
     @torch.no_grad()
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Tensor]]:
-        """Flat positions and unscaled features of the tokens start:stop, a micro-batch at a time."""
+        """Yield flat positions and unscaled features of the tokens start:stop, one micro-batch at a time."""
         reached = np.flatnonzero((sequences.starts[1:] > start) & (sequences.starts[:-1] < stop))
         for batch in self._rounds(sequences.select(reached)):
             if batch is None:
@@ -224,7 +223,7 @@ class TorchEngine(LocalEngine):
             rows = hidden[predicts[chosen]]
             if proxy.kind != "output_row":
                 head, temperature = self._policy.head(self.settings.memory.head_chunk_tokens), sequences.temperature
-                parts = _parts(batch, head) if len(inside) == len(at) else None  # of all: to the same bits
+                parts = _parts(batch, head) if len(inside) == len(at) else None  # as in scoring, to the same bits
                 found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy, parts=parts)
                 assert found.hidden_gradients is not None
                 rows = found.hidden_gradients
@@ -320,7 +319,7 @@ class TorchEngine(LocalEngine):
             if not out_of_memory(error):
                 raise
             raise BackendError(
-                "out of memory while the weights were updated, some of which have moved; go on from the last "
+                "out of memory in the middle of an update, so the weights are half updated; go on from the last "
                 'checkpoint with update.offload = true or update.moments = "int8", or train adapters (lora)'
             ) from error
 

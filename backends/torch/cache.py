@@ -87,7 +87,7 @@ class SlotCache:
         return self._where
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [rows, heads, 1, head size]; returns all of them, [rows, heads, width, head size]."""
+        """Append keys and values [rows, heads, 1, head size]; returns those so far [rows, heads, width, head size]."""
         assert self._where is not None
         stores = self._keys[layer], self._values[layer]
         for store, new in zip(stores, (keys, values), strict=True):

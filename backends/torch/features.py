@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backends.interface import Floats, Ids
 
-_CHUNK = 1024  # tokens whose rows are float64 at a time
+_CHUNK = 1024  # tokens whose rows are converted to float64 at a time
 
 # Host memory is allocated in pieces of this many bytes. CUDA's allocator of pinned memory rounds each up to a power
 # of two and reuses it only for the same size, so one large block could take twice its budget, and blocks of
@@ -20,8 +20,8 @@ _CHUNK = 1024  # tokens whose rows are float64 at a time
 _PIECE_BYTES = 2**30
 _DRAWN_BYTES = 2**26  # bytes in a piece of memory for sampled rows
 
-PositionedRows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens with their rows [n, H]
-RecomputeRows = Callable[[int, int, Callable[[PositionedRows], Tensor]], Tensor]  # reduce(rows of tokens start:stop)
+PositionedRows = Iterable[tuple[Ids, Tensor]]  # flat positions [n] of some tokens, and their rows [n, H]
+RecomputeRows = Callable[[int, int, Callable[[PositionedRows], Tensor]], Tensor]  # start, stop, reduce → its result
 _At = slice | Tensor  # indices of some tokens
 _Add = Callable[[Tensor, _At, Tensor], None]
 
@@ -38,7 +38,7 @@ class _Reductions(ABC):
 
     @abstractmethod
     def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
-        """What ``add(result, at, rows)`` makes of float64 zeros over all tokens, ``rows`` [c, H] being those ``at``."""
+        """Call ``add(result, at, rows)`` for all tokens, ``rows`` [c, H] being those ``at``; the result starts at 0."""
 
     def weighted_sum(self, weights: Floats) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N], float64 [S, H]."""
@@ -127,7 +127,7 @@ class TorchFeatures(_Reductions):
         return cls(stores, torch.ones(count, device=device), recompute, in_step=in_step)
 
     def put(self, positions: Ids, rows: Tensor, scale: Tensor | None = None) -> None:
-        """Store rows [n, H] of the tokens at flat ``positions``, to be multiplied by ``scale`` [n]."""
+        """Store the rows [n, H] of the tokens at flat ``positions``, and the factors ``scale`` [n] of these rows."""
         first = 0
         for store in self._stores:
             mine = (positions >= first) & (positions < first + len(store))
@@ -140,7 +140,7 @@ class TorchFeatures(_Reductions):
             self._scale[torch.from_numpy(positions).to(scale.device)] = scale
 
     def slice(self, start: int, stop: int) -> TorchFeatures:
-        """The features of tokens start:stop; shares the memory."""
+        """The features of the tokens start:stop, in the same memory."""
         on_device, *pieces = self._stores
         stores, first = [on_device[start:stop]], len(on_device)
         for piece in pieces:
@@ -153,7 +153,7 @@ class TorchFeatures(_Reductions):
     def _reduce(self, shape: tuple[int, ...], add: _Add) -> Floats:
         """As above.
 
-        Rows that are computed again may have to be begun anew where memory runs out: they add to zeros of their own.
+        Rows that are computed again are summed apart, since that may have to start over if memory runs out.
         """
 
         def total(chunks: Iterable[tuple[_At, Tensor]]) -> Tensor:
@@ -186,7 +186,7 @@ class _Drawn:
     """Rows of sampled tokens in a piece of memory that may have room for more."""
 
     rows: Tensor  # [K, H] on the device or the host
-    places: Ids  # [K, 2] response, and which token of it; −1 where there is none
+    places: Ids  # [K, 2] the response, and which of its tokens; −1 where there is none
     used: int = 0
 
 
@@ -205,7 +205,7 @@ class TorchFeatureCollector:
         self._overflow = False
 
     def put(self, responses: Ids, at: Ids, rows: Tensor) -> None:
-        """Keep the rows [n, H] of the tokens ``at`` [n] of some responses [n]."""
+        """Keep the rows [n, H] of the tokens numbered ``at`` [n] in their ``responses`` [n]."""
         first = 0
         while first < len(responses) and not self._overflow:
             piece = self._open_piece()
@@ -260,7 +260,7 @@ class DrawnFeatures(_Reductions):
         self._width = width
 
     def slice(self, start: int, stop: int) -> DrawnFeatures:
-        """The features of tokens start:stop; shares the memory."""
+        """The features of the tokens start:stop, in the same memory."""
         parts = []
         for rows, index, positions in self._parts:
             inside = ((positions >= start) & (positions < stop)).nonzero()[:, 0]

@@ -89,7 +89,7 @@ class TorchHead:
         proxy: Proxy | None,
         buffers: list[Tensor],
     ) -> None:
-        """Fill ``result[part]``; ``buffers`` are overwritten."""
+        """Fill in ``result[part]``; ``buffers`` are overwritten."""
         logits = self.logits(hidden, temperature, buffers[0][: len(hidden)])
         slopes = self._slopes(logits, temperature) if proxy and proxy.kind != "output_row" else None
         peak = logits.amax(1, keepdim=True)
@@ -195,7 +195,7 @@ class TorchHead:
         return found.hidden_gradients.mul_((coefficients / temperature)[:, None])
 
     def _add_outer(self, gradient: Tensor, slope: Tensor, hidden: Tensor) -> None:
-        """Add slopeᵀ·hidden, of [c, V] and [c, H], to ``gradient`` [V, H] float32."""
+        """Add slopeᵀ·hidden to ``gradient`` [V, H] float32, for slope [c, V] and hidden [c, H]."""
         if self.weight.dtype == torch.float32:
             gradient.addmm_(slope.T, hidden)
         else:

@@ -28,11 +28,11 @@ from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_un
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # the files of a model folder besides its weights
 _ATTENTION = {"full_attention", "sliding_attention"}
 _STATE = (
-    "model '{}' has layers of type {}, which hand a state from token to token: in the packed rows of this backend it "
-    "would run from one response into the next; train it with --backend mlx, or choose a transformer"
+    "model '{}' has layers of type {}, which pass a state from token to token; in the packed rows of this backend the "
+    "state would run from one response into the next; train it with --backend mlx, or choose a transformer"
 )
 _OWN_ATTENTION = (
-    "model '{}' computes its attention without transformers' attention interface, so responses cannot share their "
+    "model '{}' computes its attention outside transformers' attention interface, so responses cannot share their "
     "prompt; choose another architecture"
 )
 
@@ -90,7 +90,7 @@ class TorchPolicy:
 
     @property
     def vocabulary(self) -> int:
-        """Ids the model can read and write."""
+        """The number of ids that the model can read and write."""
         return min(len(self.head_weight), len(self.causal.get_input_embeddings().weight))
 
     @property
@@ -248,7 +248,7 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*COMPANIONS, "*.safetensors"]))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise BackendError(
-            f"model '{name}' is neither a folder here nor could it be had from the Hugging Face hub "
+            f"model '{name}' is no local folder and cannot be downloaded from the Hugging Face hub "
             f"({_first_line(error)}); check the name and the connection"
         ) from error
 
@@ -284,8 +284,8 @@ def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, pac
     broken = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if broken:
         raise BackendError(
-            f"model '{name}' has a config.json and weights that do not fit: {len(broken)} weights are missing or of "
-            f"another shape, {broken[0]} among them; get its files again"
+            f"model '{name}': its weights do not fit its config.json: {len(broken)} are missing or have another shape, "
+            f"{broken[0]} among them; get its files again"
         )
     refuse_unexpected(f"model '{name}'", info["unexpected_keys"])
     refuse_nonfinite(
@@ -312,8 +312,8 @@ def _check_size(config: Any, folder: Path, name: str) -> None:
         raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
     if asked > 2 * there:
         raise BackendError(
-            f"model '{name}' has a config.json and weights that do not fit: {asked:,} numbers are asked for and "
-            f"{there:,} there; get its files again"
+            f"model '{name}': its weights do not fit its config.json, which asks for {asked:,} numbers, while its "
+            f"files have {there:,}; get its files again"
         )
 
 
@@ -341,8 +341,8 @@ def _config(folder: Path, name: str) -> Any:
         raise BackendError(_STATE.format(name, unknown[0]))
     if text is not config:
         raise BackendError(
-            f"model '{name}' is a '{config.model_type}', which holds more than the language model that this backend "
-            "trains; choose a version of text alone, or --backend mlx"
+            f"model '{name}' is a '{config.model_type}', which has more parts than the language model that this "
+            "backend trains; choose a text-only version, or --backend mlx"
         )
     return config
 
@@ -353,7 +353,7 @@ def _check_trunk(policy: TorchPolicy, name: str) -> None:
     head = policy.causal.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise BackendError(
-            f"model '{name}' has an output layer with a bias or none at all, which is not supported; choose another"
+            f"model '{name}' has no output layer, or one with a bias, which is not supported; choose another"
         )
     ids = np.arange(4) % policy.vocabulary
     row = torch.from_numpy(ids).to(policy.device)[None]
@@ -370,7 +370,8 @@ def _check_trunk(policy: TorchPolicy, name: str) -> None:
     head = policy.head(len(ids))
     if (head.logits(plain, 1.0) - expected).abs().max() > tolerance:
         raise BackendError(
-            f"model '{name}' does more to its logits than scale, cap and multiply them by the output matrix"
+            f"model '{name}' computes its logits with more than the output matrix, a scale and a cap, which is not "
+            "supported; choose another"
         )
     every = set(range(policy.config.num_hidden_layers))
     if layout.reached != every or (head.logits(packed, 1.0) - expected[[0, 1, 2, 2]]).abs().max() > tolerance:

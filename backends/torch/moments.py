@@ -28,7 +28,7 @@ SMALL = 4096  # a smaller weight keeps float32 moments, as in the paper
 
 
 class Piece(NamedTuple):
-    """Numbers ``start`` to ``stop`` of a flattened weight, which begin at ``at`` in their bucket."""
+    """The numbers ``start`` to ``stop`` of a flattened weight, which begin at ``at`` in their bucket."""
 
     name: str
     start: int

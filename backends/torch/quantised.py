@@ -1,4 +1,4 @@
-"""Optimizer moments in 8 bits: a code for each number and a float32 scale for each block of 256.
+"""Optimizer moments in 8 bits: a code for each number and a float32 scale for each block of 256 numbers.
 
 The codes are those of dynamic tree quantisation by block (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
 Quantization", sections 1.3 to 2.2): seven decades below the block's largest number, each lower one with half as many
@@ -21,7 +21,7 @@ _DECADES = 7
 def codes_of_first(device: torch.device) -> Tensor:
     """The values of the 256 codes of a first moment, ascending from −1 to 1, float32."""
     above = _positive(codes_of_top_decade=64)
-    return torch.cat([-above.flip(0)[1:], torch.zeros(1), above]).to(device)  # the one number without a negative is 1
+    return torch.cat([-above.flip(0)[1:], torch.zeros(1), above]).to(device)  # only 1 has no negative
 
 
 def codes_of_root(device: torch.device) -> Tensor:
@@ -30,7 +30,7 @@ def codes_of_root(device: torch.device) -> Tensor:
 
 
 def _positive(codes_of_top_decade: int) -> Tensor:
-    """The positive codes, ascending; decade k below the first has 2^k times fewer."""
+    """The values of the positive codes, ascending; decade k below the first has 2^k times fewer codes."""
     decades = []
     for below in reversed(range(_DECADES)):
         steps = codes_of_top_decade >> below
@@ -40,7 +40,7 @@ def _positive(codes_of_top_decade: int) -> Tensor:
 
 
 def quantise(values: Tensor, meanings: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest codes, uint8 [n], and scales, float32 [n/256], of values [n], n a multiple of 256."""
+    """The nearest codes, uint8 [n], and the scales, float32 [n/256], of values [n]; n is a multiple of 256."""
     blocks = values.view(-1, BLOCK)
     scales = blocks.abs().amax(1)
     shares = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]

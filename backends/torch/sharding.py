@@ -1,7 +1,8 @@
-"""A policy over several ranks: the same on each, or with weights, gradients and moments split by FSDP2.
+"""A policy on several ranks: the same on each of them, or with weights, gradients and moments split by FSDP2.
 
-Split, a forward or backward gathers a layer's weights while it runs, which all ranks must do at the same
-time: they agree on the number of micro-batches, and who has fewer computes a token that counts for nothing.
+If the weights are split, a forward or backward pass gathers a layer's weights while it runs, which all ranks must do
+at the same time. So they agree on the number of micro-batches, and a rank that has fewer computes a token that counts
+for nothing.
 """
 
 from __future__ import annotations
@@ -28,25 +29,28 @@ from backends.torch.model import TorchPolicy
 
 AnyBatch = TypeVar("AnyBatch")
 
-SPLIT_ABOVE = 2 * 10**9  # trained weights, of 16 bytes each with gradient and moments: what "auto" goes by
+SPLIT_ABOVE = 2 * 10**9  # trained weights above which "auto" splits them; each takes 16 bytes with gradient and moments
 
-# One token that predicts nothing: what a rank computes when others still have micro-batches and it has none.
+# One token that predicts nothing: what a rank computes if others still have micro-batches and it has none.
 FILLER: PackedBatch = pack(Sequences((np.zeros(1, np.int64),), np.empty(0, np.int64), np.zeros(2, np.int64)), [[0]])
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, sharing its memory."""
+    """The part of a tensor that this rank holds, in the same memory."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _split_modules(policy: TorchPolicy) -> list[Any]:
-    """The modules of a policy that FSDP splits; none where the policy is whole. A mixin gives them their methods."""
+    """The modules of a policy that FSDP splits; none if the policy is whole. FSDP adds methods to them at run time."""
     return [module for module in policy.causal.modules() if isinstance(module, FSDPModule)]
 
 
 class DataParallel:
-    """How the ranks of a learner of so many trained weights work together, with the settings' ``sharding``."""
+    """How the ranks that train one policy share its weights, gradients and micro-batches.
+
+    ``trained`` is the number of trained weights, by which ``sharding`` = "auto" decides.
+    """
 
     def __init__(self, collective: Collective, sharding: Sharding, device: torch.device, trained: int = 0) -> None:
         if sharding == "auto":
@@ -66,23 +70,23 @@ class DataParallel:
             causal.to(self._device)
             return
         layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*layers, causal):  # the model itself last: it holds embedding, norm and head
+        for module in (*layers, causal):  # the model itself comes last; it holds embedding, norm and head
             fully_shard(module, mesh=self._mesh, reshard_after_forward=self._reshards(module, policy))
             assert isinstance(module, FSDPModule)
-            module.set_gradient_divide_factor(1.0)  # ours is a sum over tokens, not a mean over ranks
+            module.set_gradient_divide_factor(1.0)  # the gradient is a sum over tokens, not a mean over ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             module.set_reshard_after_backward(self._reshard, recurse=False)
-        # The base model is called past the model itself, whose hooks gather what it holds.
+        # The base model is called directly, which would skip the hooks that gather the weights of the model itself.
         causal.trunk = MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
         register_fsdp_forward_method(causal, "trunk")
 
     def _reshards(self, module: nn.Module, policy: TorchPolicy) -> bool:
-        """Whether a module gives its gathered weights back after a forward. The head is still to be used then."""
+        """Whether a module frees its gathered weights after a forward pass; the model keeps its own for the head."""
         return self._reshard and module is not policy.causal
 
     @contextmanager
     def gathered(self, policy: TorchPolicy) -> Iterator[None]:
-        """All weights of a policy whole on every rank, so that ranks may do as many forwards as they like."""
+        """Keep all weights of a policy whole on every rank, so that ranks may run different numbers of forwards."""
         for module in _split_modules(policy):
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
@@ -94,7 +98,7 @@ class DataParallel:
             self.scatter(policy)
 
     def scatter(self, policy: TorchPolicy) -> None:
-        """Give back the memory of gathered weights, which are stale once their shards have changed."""
+        """Free the memory of gathered weights, which are stale once their shards have changed."""
         for module in _split_modules(policy):
             module.reshard()
 
@@ -104,29 +108,29 @@ class DataParallel:
             yield from batches
             return
         mine = list(batches)
-        count = most(self.collective, len(mine))  # before the first forward, which all ranks enter together
+        count = most(self.collective, len(mine))  # before the first forward pass, which all ranks enter together
         yield from mine
         yield from [None] * (count - len(mine))
 
     def anywhere(self, here: bool) -> bool:
-        """Whether something holds on any of the ranks that keep step; False where each goes at its own pace."""
+        """Whether something holds on any rank that keeps step with this one; False if weights are not split."""
         return self.sharded and any_of(self.collective, here)
 
     def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
-        """Add up over ranks what is not split, in place; split gradients were added up as they were computed."""
+        """Sum whole gradients over ranks, in place; split ones were summed while they were computed."""
         if self.collective.size > 1 and not self.sharded:
             assert isinstance(self.collective, TorchCollective)  # what backends.torch.join gives
             self.collective.sum_tensors(gradients)
 
     def norm(self, gradients: Iterable[Tensor]) -> float:
-        """The norm of the whole gradient, from what this rank holds of it; the same on every rank."""
+        """The norm of the whole gradient, from the part that this rank holds; the same on every rank."""
         found = float(nn.utils.get_total_norm(list(gradients)))
         if not self.sharded:
             return found
         return float(np.sqrt(self.collective.sum(np.array([found**2]))[0]))
 
     def first_row(self, weight: Tensor) -> int:
-        """Which row of the whole weight is the first one here."""
+        """The number, in the whole weight, of the first row that this rank holds."""
         if not isinstance(weight, DTensor):
             return 0
         rows = int(weight.shape[0])

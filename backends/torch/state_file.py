@@ -57,9 +57,9 @@ def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
 
 
 def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
-    """Write ``entries`` by name, in safetensors' format: the length of a JSON header, the header, and the numbers.
+    """Write ``entries`` by name in the safetensors format: the length of a JSON header, the header, and the numbers.
 
-    Returns the SHA-256 of what was written, once it is on disk. Hashing here saves reading the file again.
+    Returns the SHA-256 of the file, which is on disk by then. Hashing it here saves reading it again.
     """
     places = {name: [entry.first, *entry.shape] for name, entry in entries.items() if entry.held != entry.shape}
     header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
@@ -82,7 +82,7 @@ def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
 
 
 def _numbers(entries: Iterable[TensorRows]) -> Iterator[bytes | memoryview]:
-    """The numbers of tensors, one part on the host at a time."""
+    """Yield the numbers of tensors, with one part on the host at a time."""
     for entry in entries:
         for part in entry.parts:
             yield part.cpu().numpy().data

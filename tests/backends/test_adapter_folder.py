@@ -85,7 +85,7 @@ def test_both_libraries_open_what_either_backend_writes(name: str, lora: Lora, t
 @pytest.mark.parametrize("name", [DEVICE, "mlx"])
 def test_more_layers_than_there_are(name: str, tmp_path: Path) -> None:
     write_qwen3(tmp_path, vocab_size=VOCAB, hidden=32, layers=2, head_dim=8, intermediate=64)
-    with pytest.raises(BackendError, match="lora layers = 3, but the model has 2; choose 1 to 2"):
+    with pytest.raises(BackendError, match=r"model\.lora\.layers = 3, but the model has 2; choose 1 to 2"):
         registry.create(name, BackendSettings.of(str(tmp_path), lora=Lora(layers=3)))
 
 

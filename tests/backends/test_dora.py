@@ -189,7 +189,9 @@ def test_a_row_of_zeros_is_refused(name: str, base: Path, tmp_path: Path) -> Non
     weights["model.layers.1.self_attn.k_proj.weight"][5] = 0
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
-    with pytest.raises(BackendError, match=r"one in 'model\.layers\.1\.self_attn\.k_proj' is 0; train without it"):
+    with pytest.raises(
+        BackendError, match=r"a row of 'model\.layers\.1\.self_attn\.k_proj' is 0; set model\.lora\.dora = false"
+    ):
         registry.create(name, BackendSettings.of(str(tmp_path), lora=LORA))
     registry.create(name, BackendSettings.of(str(tmp_path), lora=LORA.but(dora=False)))
 

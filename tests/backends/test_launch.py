@@ -23,8 +23,14 @@ code = supervisor.until_the_end()
 print([rank.returncode for rank in ranks], flush=True)
 sys.exit(code)
 """
-ENDS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); time.sleep(60)"
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+LISTENS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, {handler})
+pathlib.Path(sys.argv[1], f"listens-{{os.getpid()}}").touch()
+time.sleep(60)
+"""
+ENDS = LISTENS.format(handler="lambda *_: sys.exit(143)")
+DEAF = LISTENS.format(handler="signal.SIG_IGN")
 STOPS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 IMPORTS = "import time; time.sleep(60)"
@@ -55,7 +61,8 @@ def test_the_end_of_several_ranks(
     ) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == "began\n"
-        time.sleep(0.3 if signals else 0.0)  # the ranks set their handlers
+        while signals and len([*tmp_path.glob("listens-*")]) < sum(rank in (ENDS, DEAF) for rank in ranks):
+            time.sleep(0.02)
         for _ in range(signals):
             supervisor.send_signal(signal.SIGINT)
             time.sleep(0.1)

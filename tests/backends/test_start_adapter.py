@@ -1,4 +1,4 @@
-"""Runs that start from adapters: of PEFT's format or mlx-lm's, by either backend, and what cannot be gone on with."""
+"""Runs that start from adapters: of PEFT's format or mlx-lm's, by either backend, and what is refused."""
 
 from __future__ import annotations
 
@@ -191,8 +191,8 @@ A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 @pytest.mark.parametrize(
     ("lora", "config", "change", "why"),
     [
-        ({"rank": 4}, {}, None, "rank 3, the recipe 4; set model.lora.rank = 3"),
-        ({"scale": 2.0}, {}, None, "scale 1.5, the recipe 2; set model.lora.scale = 1.5"),
+        ({"rank": 4}, {}, None, "rank 3, but the recipe has 4; set model.lora.rank = 3"),
+        ({"scale": 2.0}, {}, None, "scale 1.5, but the recipe has 2; set model.lora.scale = 1.5"),
         ({"layers": 3}, {}, None, r"no adapter on mlp.down_proj of layer 0.*\['down_proj', 'q_proj'\]"),
         ({"targets": ("q_proj",)}, {}, None, "an adapter on mlp.down_proj of layer 1"),
         ({}, {"modules_to_save": ["lm_head"]}, None, "modules_to_save"),
@@ -200,8 +200,8 @@ A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
         ({}, {"peft_type": "IA3"}, None, "PEFT's type IA3"),
         ({}, {"r": "many"}, None, "cannot be read"),
         ({}, {}, lambda weights: weights.pop(A), "lacks lora_A.weight of model.layers.1.self_attn.q_proj"),
-        ({}, {}, lambda weights: weights.update({A: weights[A][:, :-1].contiguous()}), "is of another model"),
-        ({}, {}, lambda weights: weights.update({A: weights[A] * torch.nan}), "not finite"),
+        ({}, {}, lambda weights: weights.update({A: weights[A][:, :-1].contiguous()}), "belongs to another model"),
+        ({}, {}, lambda weights: weights.update({A: weights[A] * torch.nan}), "NaN or infinity"),
         ({}, {}, lambda weights: weights.update({"base_model.model.lm_head.weight": torch.ones(2)}), "lm_head"),
     ],
 )
@@ -245,7 +245,7 @@ def test_magnitudes_that_only_one_side_has(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda found: found[:-1], "is of another model"),
+        (lambda found: found[:-1], "belongs to another model"),
         (lambda found: found[None], "which is no low-rank matrix"),
     ],
 )
@@ -264,7 +264,7 @@ def test_names_that_are_no_adapters(base: Path, tmp_path: Path, monkeypatch: pyt
     for name, why in (
         (tmp_path / "nowhere", "does not exist"),
         (base, "has no adapter_config.json"),
-        ("nobody/nothing", "cannot be had from the hub"),
+        ("nobody/nothing", "cannot be downloaded"),
     ):
         with pytest.raises(BackendError, match=why):
             start(DEVICE, base, name)
@@ -278,5 +278,5 @@ def test_adapters_on_experts_are_refused(name: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_experts": 2, "mlp_only_layers": []}))
-    with pytest.raises(BackendError, match=r"experts.*would open in no other library"):
+    with pytest.raises(BackendError, match=r"experts.*no other library would open"):
         registry.create(name, BackendSettings.of(str(tmp_path), lora=Lora(targets=("gate_proj",))))

@@ -96,7 +96,11 @@ def test_architectures(kind: str, tmp_path: Path) -> None:
     ("kind", "extra", "why"),
     [
         ("phi", {"num_key_value_heads": 4}, "bias"),
-        ("nanochat", {"final_logit_softcapping": None, "num_key_value_heads": 4}, "more to its logits than"),
+        (
+            "nanochat",
+            {"final_logit_softcapping": None, "num_key_value_heads": 4},
+            "logits with more than the output matrix",
+        ),
     ],
 )
 def test_logits_beyond_the_head_are_refused(
@@ -161,7 +165,7 @@ def truncate(folder: Path) -> None:
         ),
         (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors weights"),
         (pickle_weights, "pickled"),
-        (drop_a_weight, "11 weights are missing"),
+        (drop_a_weight, "11 are missing or have another shape"),
         (truncate, "cannot be loaded"),
     ],
 )
@@ -174,7 +178,7 @@ def test_broken_folders(folder: Path, damage: Any, why: str) -> None:
 
 
 def test_a_name_that_is_not_on_the_hub() -> None:
-    with pytest.raises(BackendError, match="neither a folder here nor") as error:
+    with pytest.raises(BackendError, match="is no local folder and cannot be downloaded") as error:
         load("nobody/nothing")
     assert "\n" not in str(error.value)
 

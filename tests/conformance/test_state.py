@@ -194,7 +194,7 @@ def test_layers_without_weights_are_not_built(make: Make, folder: Path, tmp_path
     shutil.copytree(folder, broken)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
-    with pytest.raises(BackendError, match=r"(layers, and there are \d+ weights|num_hidden_layers)"):
+    with pytest.raises(BackendError, match=r"(layers, but there are only \d+ weights|num_hidden_layers)"):
         make(broken)
 
 

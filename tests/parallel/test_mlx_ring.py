@@ -135,7 +135,7 @@ def test_the_other_ranks_notice_a_rank_that_exits(tmp_path: Path) -> None:
     """A sum fails instead of waiting for it for ever."""
     (told, reason), (gone, _) = on_ring(2, ["die"], tmp_path, limit=100.0)
     assert (told, gone) == (2, 9)
-    assert "LostPeerError: rank 0 lost the other processes of this run" in reason
+    assert "LostPeerError: rank 0 lost its connection to the other processes of this run" in reason
 
 
 def test_sharded_weights_are_refused(tmp_path: Path) -> None:
