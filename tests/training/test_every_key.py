@@ -242,10 +242,6 @@ def keys_of(section: str) -> set[str]:
 ARRIVES: dict[str, Found] = {
     "run.steps": lambda seen: len(seen.records),
     "run.threads": of(BackendSettings, "threads"),
-    "model.path": of(BackendSettings, "model.path"),
-    "model.dtype": of(BackendSettings, "model.dtype"),
-    "model.gradient_checkpointing": of(BackendSettings, "model.gradient_checkpointing"),
-    "model.lora.targets": lambda seen: list(seen.the(BackendSettings, "model.lora.targets")),
     "data.template": of(EvaluationSettings, "template"),
     "data.limit": lambda seen: one([each.report.read for each in seen.made[LoadedData]]),
     "data.held_out": lambda seen: round(one([len(each.held_out) for each in seen.made[LoadedData]]) / 47, 2),
@@ -260,16 +256,7 @@ ARRIVES: dict[str, Found] = {
     "rollout.stop": lambda seen: list(
         one([each.stop.strings for _, _, each in seen.rollouts if each.stop] + [seen.the(EvaluationSettings, "stop")])
     ),
-    "parallel.sharding": of(BackendSettings, "parallel.sharding"),
     "rollout.batch": of(BackendSettings, "rollout_batch"),
-    "reward.format_bonus": lambda seen: one(seen.rewards).format_bonus,
-    "reward.length_penalty": lambda seen: one(seen.rewards).length_penalty,
-    "reward.overlong_buffer": lambda seen: one(seen.rewards).overlong_buffer,
-    "reward.overlong_factor": lambda seen: one(seen.rewards).overlong_factor,
-    "reward.allow_unsandboxed": lambda seen: one(seen.rewards).allow_unsandboxed,
-    "reward.run_seconds": lambda seen: one(seen.rewards).run_seconds,
-    "reward.workers": lambda seen: one(seen.rewards).workers,
-    "reward.timeout": lambda seen: one(seen.rewards).timeout,
     "delta.proxy": lambda seen: one([proxy.kind for _, proxy in seen.scored if proxy]),
     "delta.topk": lambda seen: one([proxy.k for _, proxy in seen.scored if proxy]),
     "delta.scope": lambda seen: "group" if seen.grouped == 4 else "batch",
@@ -280,31 +267,37 @@ ARRIVES: dict[str, Found] = {
     "update.importance_cap": of(MiniBatch, "importance_cap"),
     "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
-    **{f"model.lora.{name}": of(BackendSettings, f"model.lora.{name}") for name in ("rank", "scale", "layers", "dora")},
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
     **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
-    **{
-        f"update.{name}": of(BackendSettings, f"optimizer.{name}")
-        for name in ("beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm", "moments", "offload")
-    },
-    **{
-        f"update.{name}": of(BackendSettings, f"memory.{name}")
-        for name in ("micro_batch_tokens", "head_chunk_tokens", "feature_bytes", "feature_host_bytes")
-    },
     **{
         f"evaluation.{name}": evaluated(name)
         for name in ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens")
     },
 }
-# Tested by what they do; the section [data] is passed whole.
-ELSEWHERE = {"run.seed", "reward.flip", "update.schedule", "update.warmup"} | {
-    f"data.{name}" for name in ("operation", "digits", "filler")
+# Where a section arrives whole, so that no key of it can get lost.
+WHOLE: dict[str, list[Found]] = {
+    "model": [of(BackendSettings, "model")],
+    "update": [of(BackendSettings, "optimizer"), of(BackendSettings, "memory")],
+    "parallel": [of(BackendSettings, "parallel")],
+    "reward": [lambda seen: one(seen.rewards)],
 }
+BY_EFFECT = {"run.seed", "data.operation", "data.digits", "data.filler"}  # tested by what they do
 
 
-@pytest.mark.parametrize("name", sorted(TOGETHER.keys() - ELSEWHERE))
+@pytest.mark.parametrize("section", WHOLE)
+def test_the_section_arrives_whole(section: str, seen: Seen, values: dict[str, Any]) -> None:
+    for found in WHOLE[section]:
+        assert found(seen) == getattr(recipe_of(values), section)
+
+
+@pytest.mark.parametrize("name", ARRIVES)
 def test_the_key_arrives_with_its_value(name: str, seen: Seen, values: dict[str, Any]) -> None:
     assert ARRIVES[name](seen) == values[name]
+
+
+def test_every_key_has_a_test() -> None:
+    whole = {name for name in TOGETHER if name.partition(".")[0] in WHOLE}
+    assert TOGETHER.keys() == ARRIVES.keys() | whole | BY_EFFECT
 
 
 def test_the_seed_reaches_everything_random(seen: Seen) -> None:
@@ -456,7 +449,7 @@ def test_the_suite_is_what_is_evaluated_on(values: dict[str, Any], tmp_path: Pat
 
 def test_as_many_processes_are_started(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    monkeypatch.setattr("backends.launch.launch", lambda backend, processes, arguments: started.append(processes) or 0)
+    monkeypatch.setattr("backends.launch.launch", lambda _, parallel, *__: started.append(parallel.processes) or 0)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("[parallel]\nprocesses = 3\n")
     for more, expected in (([], 3), (["--processes", "5"], 5)):
