@@ -62,5 +62,5 @@ def test_a_run_is_evaluated_with_the_engine_that_drew_it(tmp_path: Path) -> None
 
 
 def test_a_word_that_is_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'sglang' is none"):
+    with pytest.raises(UserError, match="--engine sglang: choose local, vllm"):
         evaluate(write_model(tmp_path / "model"), "--suite", "math500", "--engine", "sglang")

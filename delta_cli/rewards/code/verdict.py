@@ -6,6 +6,7 @@ import json
 import math
 import re
 import socket
+import threading
 import time
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from delta_cli.errors import UserError
 from delta_cli.rewards.code.checks import countable
 from delta_cli.rewards.code.sandbox import ProcessLimits, Sandbox, SandboxRun, ended_well, find_sandbox
 
+_PARSING = threading.Lock()  # in Python 3.11 two threads that build syntax trees disturb each other (gh-106905)
 CodeTests = dict[str, Any]  # the tests of one problem, as docs/code_reward.md describes them
 LANGUAGES = ("", "python", "python3", "py")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)")
@@ -96,7 +98,8 @@ def check_tests(tests: CodeTests) -> None:
 
 def _check_code(code: Any) -> None:
     try:
-        checks = isinstance(code, str) and countable(code)
+        with _PARSING:
+            checks = isinstance(code, str) and countable(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"code tests of type 'asserts' are not Python ({str(error).partition(chr(10))[0]})") from None
     if not checks:

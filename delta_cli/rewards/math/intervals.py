@@ -7,7 +7,6 @@ are not read here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cmp_to_key
@@ -33,7 +32,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RealInterval:
     """All numbers between two ends; a single number if both are the same."""
 
     low: End
@@ -46,12 +45,12 @@ class Piece:
 class RealSet:
     """Sorted pieces that do not meet, and the name of the variable if the answer gives one."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RealInterval, ...]
     name: str = ""
 
 
 LOWEST, HIGHEST = End(Scalar(r"-\infty"), -1), End(Scalar(r"\infty"), 1)
-EVERYTHING = (Piece(LOWEST, False, HIGHEST, False),)
+EVERYTHING = (RealInterval(LOWEST, False, HIGHEST, False),)
 
 
 class _NotASetError(Exception):
@@ -130,7 +129,7 @@ def _read(answer: ParsedAnswer) -> RealSet:
     return RealSet(_combine(answer.kind, [each.pieces for each in sets]), next(iter(name), ""))
 
 
-def _combine(kind: str, sets: list[tuple[Piece, ...]]) -> tuple[Piece, ...]:
+def _combine(kind: str, sets: list[tuple[RealInterval, ...]]) -> tuple[RealInterval, ...]:
     """Apply an operation on sets. ``and`` and a comma intersect, unless nothing is left: ``x<2 and x>5``."""
     result = sets[0]
     for other in sets[1:]:
@@ -158,21 +157,21 @@ def _relation(relation: Relation) -> RealSet:
     return RealSet(_read(found[1]).pieces, found[0].strip())
 
 
-def _interval(answer: Collection) -> Piece:
+def _interval(answer: Collection) -> RealInterval:
     if len(answer.items) != 2:
         raise _NotASetError
     low, high = map(_end, answer.items)
     closed = answer.kind[0] == "[", answer.kind[1] == "]"
     if _compare(low, high) >= 0 or (closed[0] and low.infinite) or (closed[1] and high.infinite):
         raise _NotASetError
-    return Piece(low, closed[0], high, closed[1])
+    return RealInterval(low, closed[0], high, closed[1])
 
 
-def _point(answer: ParsedAnswer) -> Piece:
+def _point(answer: ParsedAnswer) -> RealInterval:
     end = _end(answer)
     if end.infinite:
         raise _NotASetError
-    return Piece(end, True, end, True)
+    return RealInterval(end, True, end, True)
 
 
 def _end(answer: ParsedAnswer) -> End:
@@ -219,10 +218,13 @@ def _compare(first: End, second: End) -> int:
     return 1 if a > b else -1
 
 
-def _union(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+def _union(pieces: tuple[RealInterval, ...]) -> tuple[RealInterval, ...]:
     """The same numbers in sorted pieces that do not meet."""
-    by_low: Callable[[Piece, Piece], int] = lambda a, b: _compare(a.low, b.low) or b.low_closed - a.low_closed  # noqa: E731
-    joined: list[Piece] = []
+
+    def by_low(a: RealInterval, b: RealInterval) -> int:
+        return _compare(a.low, b.low) or b.low_closed - a.low_closed
+
+    joined: list[RealInterval] = []
     for piece in sorted(pieces, key=cmp_to_key(by_low)):
         last = joined[-1] if joined else None
         gap = _compare(piece.low, last.high) if last else 1
@@ -231,21 +233,21 @@ def _union(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
             continue
         order = _compare(piece.high, last.high)
         end = piece if order > 0 or (order == 0 and piece.high_closed) else last
-        joined[-1] = Piece(last.low, last.low_closed, end.high, end.high_closed)
+        joined[-1] = RealInterval(last.low, last.low_closed, end.high, end.high_closed)
     return tuple(joined)
 
 
-def _complement(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    rest: list[Piece] = []
+def _complement(pieces: tuple[RealInterval, ...]) -> tuple[RealInterval, ...]:
+    rest: list[RealInterval] = []
     low, closed = LOWEST, False
     for piece in pieces:
         if _compare(low, piece.low) < 0 or (_compare(low, piece.low) == 0 and closed and not piece.low_closed):
-            rest.append(Piece(low, closed, piece.low, not piece.low_closed and not piece.low.infinite))
+            rest.append(RealInterval(low, closed, piece.low, not piece.low_closed and not piece.low.infinite))
         low, closed = piece.high, not piece.high_closed and not piece.high.infinite
     if low.infinite != 1:
-        rest.append(Piece(low, closed, HIGHEST, False))
+        rest.append(RealInterval(low, closed, HIGHEST, False))
     return tuple(rest)
 
 
-def _intersection(first: tuple[Piece, ...], second: tuple[Piece, ...]) -> tuple[Piece, ...]:
+def _intersection(first: tuple[RealInterval, ...], second: tuple[RealInterval, ...]) -> tuple[RealInterval, ...]:
     return _complement(_union(_complement(first) + _complement(second)))
