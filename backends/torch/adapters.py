@@ -33,7 +33,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
     missing = [target for target in lora.targets if target not in names]
     if missing:
         experts = any(name.endswith(".experts") for name, _ in causal.base_model.named_modules())
-        also = "; experts get no adapters, because no other library would open these" if experts else ""
+        also = "; adapters on experts would open in no other library and are not trained" if experts else ""
         raise BackendError(
             f"model.lora.targets: '{missing[0]}' is no projection of this model; it has "
             f"{', '.join(sorted(names))}{also}"
