@@ -3,10 +3,11 @@
     python benchmarks/hang.py --trials 20
     python benchmarks/hang.py --trials 20 --out benchmarks/results/hang.json
 
-A trial starts a short run of several processes and stops one of them at a random instant, from the launch to the end
-of the last checkpoint. In turns nobody intervenes, so that the run ends after ``parallel.timeout``, or Ctrl-C is sent
-once, a second later. Then no process of the run may be left, the reason must name the rank, and the resumed run must be
-equal to an undisturbed one, bit for bit. Exits with 1 at the first trial in which it is not.
+A trial starts a short run of several processes and stops one of them at a random instant: of five trials four after a
+random step, and one while the processes start. In turns nobody intervenes, so that the run ends after
+``parallel.timeout``, or Ctrl-C is sent once, a second later. Then no process of the run may be left, the reason must
+name the rank, and the resumed run must be equal to an undisturbed one, bit for bit. Exits with 1 at the first trial in
+which that is not so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tempfile import TemporaryDirectory
 from common import write
 from torture import RECIPE, Torturer, children, contents
 
+STEPS = 12  # of each run
 NAMED = re.compile(r"rank (\d+)(?:, pid \d+)? (?:has not answered|has been stopped)(?:.* in phase (\w+))?")
 
 
@@ -48,24 +50,21 @@ class Hanging(Torturer):
     """One recipe, stopped again and again."""
 
     def __init__(self, root: Path, processes: int, timeout: float, seed: int) -> None:
-        super().__init__(root, "cpu", 12, seed, processes)
+        super().__init__(root, "cpu", STEPS, seed, processes)
         self.timeout = timeout
         self.hangs = HangReport(processes, timeout)
         self.phases: Counter[str] = Counter()
-        self.recipe.write_text(RECIPE.format(steps=12, model=root / "model") + f"parallel.timeout = {timeout}\n")
+        self.recipe.write_text(RECIPE.format(steps=STEPS, model=root / "model") + f"parallel.timeout = {timeout}\n")
 
     def measure(self, trials: int) -> HangReport:
         """The undisturbed run, then the trials."""
-        began = time.perf_counter()
         self._attempt(self.root / "undisturbed", None)
-        length = time.perf_counter() - began
         expected = contents(self.root / "undisturbed")
         while self.hangs.trials < trials:
             folder = self.root / f"run-{self.hangs.trials}"
             rank = self.hangs.trials % self.processes
-            if self._trial(
-                folder, rank, self.random.uniform(1.0, length), self.hangs.trials // self.processes % 2 == 1
-            ):
+            step = -1 if self.hangs.trials % 5 == 4 else self.random.randrange(STEPS - 1)
+            if self._trial(folder, rank, step, self.hangs.trials // self.processes % 2 == 1):
                 self._attempt(folder, None)
                 self._compare(folder, expected)
                 self.hangs.trials += 1
@@ -74,10 +73,15 @@ class Hanging(Torturer):
         self.hangs.stopped_in = dict(self.phases)
         return self.hangs
 
-    def _trial(self, folder: Path, rank: int, after: float, ctrl_c: bool) -> bool:
-        """Start a run and stop a rank; whether it was still running then. Raises SystemExit if anything is amiss."""
+    def _trial(self, folder: Path, rank: int, step: int, ctrl_c: bool) -> bool:
+        """Start a run and stop a rank; whether it was still running then. Raises SystemExit if anything is amiss.
+
+        The rank is stopped up to a second after ``step`` is recorded; −1 means while the processes start.
+        """
         with self._started(folder) as process:
-            time.sleep(after)
+            while step >= 0 and process.poll() is None and _steps_done(folder) <= step:
+                time.sleep(0.01)
+            time.sleep(self.random.uniform(0.0, 1.0) if step >= 0 else self.random.uniform(1.0, 5.0))
             ranks = children(process.pid)
             if process.poll() is not None or len(ranks) < self.processes:
                 process.communicate()
@@ -144,6 +148,12 @@ class Hanging(Torturer):
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
         return round(seconds, 1)
+
+
+def _steps_done(folder: Path) -> int:
+    """How many steps a run has recorded."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def _processes_of(folder: Path) -> list[str]:
