@@ -71,9 +71,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def reachable_address() -> str:
-    """The IPv4 address at which the run's other processes reach this machine."""
+    """The IPv4 address at which the run's other processes reach this machine; its own if there is no such network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing, but chooses a route
+        try:
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing, but chooses a route
+        except OSError:  # IPv6 only
+            return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 

@@ -1,4 +1,4 @@
-"""How many threads of the processor a process takes."""
+"""Threads, addresses and failures of a process among several."""
 
 from __future__ import annotations
 
@@ -65,3 +65,34 @@ def test_the_engine_computes_with_them_and_says_so() -> None:
     finally:
         torch.set_num_threads(before)
     assert registry.create("fake", BackendSettings.of(model_path("tiny-base"))).threads is None
+
+
+@pytest.mark.parametrize("master", ["127.0.0.1", "::1", "no-such-host.invalid"])
+def test_a_machine_has_an_address_whatever_the_master_is_called(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's datagrams need IPv4; a run without it goes on unwatched."""
+    monkeypatch.setenv("MASTER_ADDR", master)
+    assert process.reachable_address() == "127.0.0.1"
+
+
+def test_the_first_process_to_fail_is_the_one_that_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "failed"
+    monkeypatch.setenv(process.FAILURE, str(file))
+    assert process.claim_failure("rank 1: no memory")
+    assert process.claim_failure("asked again")
+    assert file.read_text() == "rank 1: no memory\n"
+    monkeypatch.setattr(process, "_claims", {})  # as another process
+    assert not process.claim_failure("rank 0: lost the others", patience=5.0)
+    assert file.read_text() == "rank 1: no memory\n"
+
+
+def test_torchrun_has_a_folder_of_its_own_for_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that an earlier run left, or that somebody else made, mutes nothing."""
+    monkeypatch.delenv(process.FAILURE, raising=False)
+    for attempt in range(2):
+        folder = tmp_path / f"attempt_{attempt}" / "0"
+        folder.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
+        assert process.claim_failure("why")
+        assert [path.name for path in folder.parent.iterdir() if path.is_file()] == ["delta-failed"]
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    assert process.claim_failure("nobody shares a folder")
