@@ -18,6 +18,7 @@ from delta_cli.cli import app
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference, parse_recipe
 from delta_cli.recipe.other_trainers import TRAINERS
+from delta_cli.rewards import math_reward
 from delta_cli.rewards.code.sandbox import find_sandbox
 from delta_cli.study.plan import StudyFile
 
@@ -122,6 +123,17 @@ def test_what_adding_names_is_in_the_files() -> None:
     assert len(names) > 10
     for file, name in names:
         assert re.search(rf"\b{name}\b", (ROOT / file).read_text(encoding="utf-8")), f"{file} has no {name}"
+
+
+def test_the_verifiers_examples_are_judged_as_the_page_says() -> None:
+    """Each row of docs/verifier.md's first table: a gold answer, refused answers, accepted answers."""
+    _, _, table = (ROOT / "docs" / "verifier.md").read_text(encoding="utf-8").partition("| gold | refused | accepted |")
+    rows = table.partition("\n\n")[0].split("\n")[2:]
+    assert len(rows) >= 10
+    for row in rows:
+        (gold,), *answers = (re.findall(r"`([^`]+)`", cell) for cell in row.strip("|").split(" | "))
+        for right, texts in enumerate(answers):
+            assert [math_reward(rf"\boxed{{{text}}}", gold) for text in texts] == [right] * len(texts), row
 
 
 def test_the_readme_is_short() -> None:
