@@ -44,7 +44,6 @@ def init(
     from delta_cli.cli.run_folder import run_folder
     from delta_cli.cli.starter_recipe import StarterInputs, starter_recipe
     from delta_cli.recipe import load_recipe
-    from delta_cli.runs.folder import writing
 
     source = data or _only_data()
     chosen = model or _only_model()
@@ -54,8 +53,10 @@ def init(
     if file.exists():
         raise UserError(f"{file}: exists already; give another name with --out, or remove it")
     text = starter_recipe(StarterInputs(source, chosen, question, answer), file.name, _tokenizer(chosen))
-    with writing(file):
+    try:
         file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out {file}: cannot be written ({error.strerror}); give another path") from None
     loaded = load_recipe(file)  # checks that the new recipe is valid
     columns = (
         f"question = {loaded.data.question}, answer = {loaded.data.answer}"

@@ -30,7 +30,7 @@ def runs(
 
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: no such folder; train something first, or give the folder of the runs: delta runs DIR"
+            f"{folder}: is not a folder; train something first, or give the folder of the runs: delta runs DIR"
         )
     found = find_runs(folder)
     if not found:

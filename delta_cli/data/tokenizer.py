@@ -171,6 +171,8 @@ def _folder(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if folder.exists():
+        raise UserError(f"{model}: is a file; give the model folder that it is in, or a hub name")
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise UserError(f"{model}: no such model folder; give a folder or a hub name like 'Qwen/Qwen3-8B-Base'")
     try:

@@ -25,6 +25,8 @@ from delta_cli.recipe.messages import (
 from delta_cli.recipe.models import Recipe
 from delta_cli.recipe.renamed import Table, with_new_keys
 
+LONGEST = 10**7  # bytes of a recipe or study
+
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | None = None) -> Recipe:
     """The recipe in a TOML file (None: all defaults) with ``section.key=value`` overrides.
@@ -126,7 +128,13 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Table:
 def read_toml(path: Path, what: str = "recipe") -> Table:
     """The table in a TOML file. Raises UserError that says what the file is instead if it is not ``what``."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(LONGEST + 1)  # a device has no end
+        if len(content) > LONGEST:
+            raise UserError(
+                f"{path}: has more than {LONGEST:,} bytes and is not a {what}; give the path of a TOML file"
+            )
+        text = content.decode("utf-8-sig")
         if path.name.lower().endswith(OTHER_SUFFIXES):  # an empty one would be valid TOML
             raise not_toml(path, what=what)
         return tomllib.loads(text)

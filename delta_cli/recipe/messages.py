@@ -32,7 +32,9 @@ def explain(error: ValidationError, where: str) -> str:
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key {name}{_suggest(path)}{more}"
     if not name or first["type"] == "value_error":
-        return f"{where}: {f'[{name}] ' if name and not which else ''}{reason(first)}{more}"
+        why = reason(first)
+        section = f"[{name}] " if name and not which and not why.startswith(f"{name}.") else ""
+        return f"{where}: {section}{why}{more}"
     same = [other for other in errors if (_which(other["loc"]), path_of(other["loc"])) == (which, path)]
     return f"{where}: {name} = {shown(first['input'])} is not allowed: {_reasons(same)}{more}"
 
@@ -75,6 +77,7 @@ WORDS = {
     "dict_type": "it must be a section: [name] on a line, its keys below",
     "model_type": "it must be a section: [name] on a line, its keys below",
     "missing": "it is missing",
+    "too_long": "it has too many values",
 }
 
 

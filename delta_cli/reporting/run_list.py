@@ -64,7 +64,7 @@ def _summary(folder: Path) -> RunSummary:
         evaluations = list(read_lines(run.evaluations)) if run.evaluations.exists() else []
     except UserError as error:
         return RunSummary(folder, "damaged", str(error), "", "", 0, 0, None, None, run.recipe.stat().st_mtime)
-    step = max((record.get("step", 0) for record in metrics), default=0)
+    step = max((record["step"] for record in metrics if isinstance(record.get("step"), int)), default=0)
     state, reason = _state(run, step, recipe.run.steps)
     accuracies = [each["accuracy"] for each in evaluations if isinstance(each.get("accuracy"), float | int)]
     preset, credit = recipe.method.preset, recipe.method.credit

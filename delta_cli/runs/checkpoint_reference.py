@@ -123,6 +123,9 @@ def export_model(
     if reference.step == 0 and reference.recipe is not None:
         path = reference.settings.model.path
         raise UserError(f"--checkpoint base is {path} itself; choose another one to export")
+    model = Path(reference.settings.model.path)
+    if reference.checkpoint is None and not any(model.glob("*.safetensors")):
+        raise UserError(f"{model}: has no *.safetensors file to export; choose a checkpoint with --checkpoint STEP")
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -95,8 +95,13 @@ class RecordedRun:
 
     @cached_property
     def evaluations(self) -> list[JsonObject]:
-        """One record per evaluation on held-out problems."""
-        return self._lines(self._folder.evaluations)
+        """One record per evaluation on held-out problems. Raises UserError if a line lacks one of its numbers."""
+        found = self._lines(self._folder.evaluations)
+        for record in found:
+            numbers = (record.get(name) for name in ("step", "accuracy", "low", "high"))
+            if not all(isinstance(number, int | float) for number in numbers):
+                raise UserError(f"{self._folder.evaluations}: not an evaluation: {str(record)[:60]}; delete the line")
+        return found
 
     @cached_property
     def notices(self) -> list[JsonObject]:
@@ -131,9 +136,15 @@ class RecordedRun:
 
     def responses(self, step: int) -> Iterator[RecordedResponse]:
         """The responses of a recorded step in order, grouped by prompt."""
+        file = self._folder.rollout_file(step)
         try:
-            for record in read_lines(self._folder.rollout_file(step)):
-                yield RecordedResponse.read(record)
+            for record in read_lines(file):
+                try:
+                    response = RecordedResponse.read(record)
+                except (KeyError, TypeError, ValueError) as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    raise UserError(f"{file}: not a recorded response ({reason}); choose another --step") from None
+                yield response
         except (EOFError, gzip.BadGzipFile, zlib.error):
             return  # a truncated copy: everything read so far is intact
 

@@ -428,3 +428,44 @@ def test_more_held_out_than_there_is(delta: Delta, model: Path, tmp_path: Path) 
     recipe.write_text(to_toml(make_recipe(model, data__held_out=0.999999)))
     result = delta("train", recipe, "--backend", "fake", "--run-dir", tmp_path / "run", "--quiet")
     assert_refused(result, "data.held_out = 0.999999", "none to train on")
+
+
+# ---------------------------------------------------------------------------- records of a finished run
+
+ROLLOUTS = "rollouts/step-000001.jsonl.gz"
+RECORDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no JSON in the rollouts": (put(ROLLOUTS, gzip.compress(b"xxx\n")), "inspect"),
+    "rollouts without keys": (put(ROLLOUTS, gzip.compress(b"{}\n")), "inspect"),
+    "rollouts of other types": (put(ROLLOUTS, gzip.compress(b'{"group": "x", "problem": 3}\n')), "inspect"),
+    "rollouts to replay without keys": (put(ROLLOUTS, gzip.compress(b"{}\n")), "parity"),
+    "evaluations without a step": (put("evaluations.jsonl", b"{}\n"), "report"),
+    "evaluations of other types": (put("evaluations.jsonl", b'{"accuracy": "x", "step": 1}\n'), "report"),
+    "no weights to export": (lambda run: [file.unlink() for file in run.rglob("*.safetensors")], "export"),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records(kind: str, delta: Delta, finished: Path, tmp_path: Path) -> None:
+    change, command = RECORDS[kind]
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    change(run)
+    more = {
+        "report": ["--output", tmp_path / "page.html"],
+        "parity": ["--backends", "fake,fake"],
+        "export": [tmp_path / "out"],
+    }
+    step = ["--step", "1"] if command == "inspect" else []
+    assert_refused(delta(command, run, *more.get(command, []), *step))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("step", ["null", "[1]", '"one"'])
+def test_metrics_without_a_number_of_a_step_are_listed(step: str, delta: Delta, finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "metrics.jsonl").write_text(f'{{"step": {step}}}\n')
+    assert delta("runs", tmp_path)[0] == 0
+
+
+def test_a_recipe_without_an_end(delta: Delta) -> None:
+    if Path("/dev/zero").exists():
+        assert_refused(delta("train", "/dev/zero"), "more than 10,000,000 bytes")
