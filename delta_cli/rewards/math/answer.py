@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from delta_cli.rewards.math.brackets import closing, split, trim
 from delta_cli.rewards.math.budget import spend
 from delta_cli.rewards.math.errors import UnreadableError
+from delta_cli.rewards.math.latex import FUNCTIONS
 from delta_cli.rewards.math.units import split_unit
 
 
@@ -65,6 +66,7 @@ SIGN = re.compile(r"=|<|>|\\not\s*\\in(?![A-Za-z])|\\(?:le|ge|ne|approx|equiv|in
 THOUSANDS = re.compile(r"(?<![\d,.A-Za-z])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 MATRIX = re.compile(r"\s*\\begin\{(array|matrix|smallmatrix)\}(?:(?!\\begin|\\end).)*\\end\{\1\}\s*")
+FUNCTION = re.compile(rf"(?:{'|'.join(FUNCTIONS)})\s")
 CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?[.:]?")
 MIXED = re.compile(r"(?<![\d.}^_])(\d+)(?:\s*\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)\s?/\s?(\d+))(?![\d}])")
 BUILDER = re.compile(r"\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:)\s*(.+)", re.DOTALL)
@@ -85,6 +87,9 @@ PHRASES: dict[str, Words | Scalar] = {
     **dict.fromkeys(("dne", "does not exist", "doesn't exist", "the limit does not exist"), Words("does not exist")),
     **dict.fromkeys(("infinity", "positive infinity", "plus infinity"), Scalar(r"\infty")),
     **dict.fromkeys(("negative infinity", "minus infinity"), Scalar(r"-\infty")),
+    "zero": Scalar("0"), "one": Scalar("1"), "two": Scalar("2"), "three": Scalar("3"), "four": Scalar("4"),
+    "five": Scalar("5"), "six": Scalar("6"), "seven": Scalar("7"), "eight": Scalar("8"), "nine": Scalar("9"),
+    "ten": Scalar("10"), "eleven": Scalar("11"), "twelve": Scalar("12"),
 }  # fmt: skip
 _INTEGER = r"\s*(?:(?:an?|any|all|some)\s+)?integers?\s*"
 _CLAUSE = r"\\text\{\s*(?:for|with|where"
@@ -105,7 +110,9 @@ def read(text: str) -> ParsedAnswer:
     special = _words(text) or _clock_or_ratio(text)
     if special is not None:
         return special
-    text = _as_list(text)
+    text = trim(_as_list(text))
+    if not text:
+        raise UnreadableError
     if not re.search(r"[(\[]|\\\{", text):
         text = THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
     parts, separators = split(text, LIST)
@@ -134,6 +141,8 @@ def as_tuple(answer: ParsedAnswer) -> ParsedAnswer:
 
 def _as_list(text: str) -> str:
     """Rows of equations, and clauses such as ``for integer k``, as items of a list."""
+    if text.startswith("\\{") and text.count("\\{") > text.count("\\}"):
+        text = text[2:].strip()  # the brace before the rows of a system
     rows = ROWS.fullmatch(text)
     if rows and "&" not in rows[2].replace("&=", "="):
         text = rows[2].replace("&", "")
@@ -146,6 +155,8 @@ def _as_list(text: str) -> str:
 
 def _words(text: str) -> ParsedAnswer | None:
     upright = re.sub(r"\\(?:text|mathbf)\{([^{}]*)\}", r" \1 ", text).strip()
+    if FUNCTION.match(upright):
+        return None
     choice = CHOICE.fullmatch(upright)
     if choice:
         return Words(choice[1])

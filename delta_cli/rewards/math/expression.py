@@ -136,7 +136,7 @@ class _ExpressionParser:
 
     def _may_precede_number(self, factor: Expression) -> bool:
         """``\\sqrt{2}5``, ``(-1)^n2^n`` and ``\\pi 2`` are products; ``x2`` and ``(3)5`` may be misprints."""
-        return factor.op in ("root", "^") or (factor.op == "constant" and factor.text in ("π", "i"))
+        return factor.op in ("root", "^", "/") or (factor.op == "constant" and factor.text in ("π", "i"))
 
     def begins_factor(self) -> bool:
         token = self.next

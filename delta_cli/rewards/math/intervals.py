@@ -60,7 +60,7 @@ class _NotASetError(Exception):
 def is_set(answer: ParsedAnswer, lists: bool = False) -> bool:
     """Whether an answer is a set for sure; with ``lists``, also if it is a list of intervals, or ``(1, 2)``."""
     if isinstance(answer, Relation):
-        return range_of(answer) is not None or answer.signs == (r"\ne",)
+        return range_of(answer) is not None or answer.signs == (r"\ne",) or _around(answer) is not None
     if isinstance(answer, Scalar):
         return answer.text == REALS
     if not isinstance(answer, Collection):
@@ -82,11 +82,37 @@ def real_set(answer: ParsedAnswer) -> RealSet | None:
         return None
 
 
+_MODULUS = re.compile(r"\|\s*([a-z])\s*(?:([-+])\s*([^|]+))?\|")
+
+
+def _around(relation: Relation) -> RealSet | None:
+    """The set of ``|x - a| < b``; None for other relations."""
+    if len(relation.signs) != 1 or relation.signs[0] not in FLIPPED:
+        return None
+    (left, right), sign = relation.sides, relation.signs[0]
+    if _MODULUS.fullmatch(right):
+        left, right, sign = right, left, FLIPPED[sign]
+    modulus, radius = _MODULUS.fullmatch(left), plain_value(right)
+    middle = plain_value((modulus[3] or "0").strip()) if modulus else None
+    if modulus is None or radius is None or middle is None or radius <= 0:
+        return None
+    middle = -middle if modulus[2] == "+" else middle
+    low, high = (End(Scalar(str(middle + distance))) for distance in (-radius, radius))
+    closed = sign in (r"\le", r"\ge")
+    if sign in ("<", r"\le"):
+        pieces: tuple[Piece, ...] = (Piece(low, closed, high, closed),)
+    else:
+        pieces = (Piece(LOWEST, False, low, closed), Piece(high, closed, HIGHEST, False))
+    return RealSet(pieces, modulus[1])
+
+
 def range_of(relation: Relation) -> tuple[str, ParsedAnswer] | None:
     """The name and the set of ``x \\in A``, or the interval of ``x > a`` or ``a < x <= b``."""
     sides, signs = relation.sides, relation.signs
     if signs == (r"\in",):
-        return (sides[0], read(sides[1])) if _is_variable(sides[0]) or "(" in sides[0] else None
+        values = read(sides[1])
+        is_values = isinstance(values, Collection) or values in (Scalar(r"\emptyset"), Scalar(REALS))
+        return (sides[0], values) if is_values and (_is_variable(sides[0]) or "(" in sides[0]) else None
     if not set(signs) <= set(FLIPPED) or len({sign in (">", r"\ge") for sign in signs}) != 1:
         return None
     if signs[0] in (">", r"\ge"):
@@ -151,6 +177,9 @@ def _relation(relation: Relation) -> RealSet:
             raise _NotASetError
         point = (_point(read(value)),)
         return RealSet(_complement(point) if relation.signs == (r"\ne",) else point, variable.strip())
+    around = _around(relation)
+    if around is not None:
+        return around
     found = range_of(relation)
     if found is None:
         raise _NotASetError

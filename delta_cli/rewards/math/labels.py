@@ -34,9 +34,11 @@ _CALL = (
     rf"(?:{_NAME})\s*{_ARGUMENTS}"
     rf"|(?:[PEV]|\\Pr|\\Var|\\text\{{\s*(?:Var|Cov|E|P|Pr)\s*\}}|\\mathbb\{{[PE]\}})\s*{_EVENT}"
 )
+_SUMS = r"m\s*\+\s*n(?:\s*\+\s*p)?|p\s*\+\s*q(?:\s*\+\s*r)?|a\s*\+\s*b(?:\s*\+\s*c(?:\s*\+\s*d)?)?"  # as AIME asks for
+_QUOTIENTS = r"\\frac\{\s*m\s*\}\{\s*n\s*\}|\\frac\{\s*p\s*\}\{\s*q\s*\}|m\s*/\s*n|p\s*/\s*q"
 _TUPLE = rf"\(\s*{_NAME}(?:\s*[,;]\s*{_NAME})*\s*\)"
 _DERIVATIVES = rf"{DERIVATIVE}|d[a-z]\s*/\s*d[a-z]"
-_LABEL = re.compile(rf"\s*(?:{_CALL}|{_NAME}|{_FIGURE}|{_SEGMENTS}|{_TUPLE}|{_DERIVATIVES})\s*")
+_LABEL = re.compile(rf"\s*(?:{_CALL}|{_NAME}|{_FIGURE}|{_SEGMENTS}|{_SUMS}|{_QUOTIENTS}|{_TUPLE}|{_DERIVATIVES})\s*")
 _TEXT_LABEL = re.compile(
     rf"\s*(?:\\text\{{([A-Za-z][A-Za-z .'-]*)\}}\s*(?:{_NAME}|{_FIGURE})?|([A-Za-z]{{3,}}(?:\s+[A-Za-z]{{2,}})*))\s*"
 )
@@ -50,7 +52,8 @@ _WORDS = frozenset(
 _DENIALS = frozenset(
     """
     not no never isn t isnt non cannot wrong false except without half twice thrice double triple minus negative inverse
-    reciprocal opposite squared cubed reject rejected neither nor square_of third quarter complement
+    reciprocal opposite squared cubed reject rejected neither nor third quarter complement least most greater less more
+    than over under above below plus times unless between bound bounds
     """.split()  # noqa: SIM905
 )
 

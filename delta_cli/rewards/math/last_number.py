@@ -201,7 +201,7 @@ def _may_precede(left: list[_Token], spaced: bool) -> bool:
     if kind == "stop":
         before = [token.kind for token in left[-3:-1]]
         if text == "—" or before[-1:] == ["space"]:
-            return before[-1:] != ["number"] and "number" not in before and text in ":—"
+            return spaced and "number" not in before
         digit = before[-1:] == ["number"]
         return (spaced or not digit) if text == ":" else spaced and not (digit and text == ",")
     if not spaced:

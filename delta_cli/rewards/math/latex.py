@@ -32,7 +32,7 @@ _UNICODE = {
     "⌈": r"\lceil ", "⌉": r"\rceil ", "…": r"\ldots ", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "∠": r"\angle ",
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
     "（": "(", "）": ")", "，": ",", "；": ";", "：": ":", "＝": "=", "＋": "+", "／": "/", "＜": "<", "＞": ">",
-    "｛": "{", "｝": "}", "［": "[", "］": "]", "．": ".", "\u200b": "", "\ufeff": "", "\u2061": "", "\u2062": "",
+    "｛": "{", "｝": "}", "［": "[", "］": "]", "．": ".", "\u200b": "", "\ufeff": "", "\u2061": "", "\u2062": " ",
 }  # fmt: skip
 _UNICODE |= {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 _FRACTIONS = {
@@ -70,6 +70,7 @@ _STYLE = re.compile(
 _BOLD = ("boldsymbol", "bm", "mathbf", "bold", "pmb")
 _WORDS_OF_LISTS = {"and": r"\land ", "or": r"\lor ", "&": r"\land ", ",": ","}
 _CONSTANTS = ("e", "i", "d")
+_OTHER_NAMES = {"tg": "tan", "ctg": "cot", "arctg": "arctan", "arcctg": "arccot", "sh": "sinh", "ch": "cosh"}
 _NUMBER_SETS = ("R", "Z", "N", "Q", "C")
 _AFTER_NUMBER = re.compile(r"[\d}]\s*$")
 
@@ -112,6 +113,7 @@ def _words(inside: str, command: str, before: str) -> tuple[str, bool]:
     bare = words.strip()
     if bare.lower() in _WORDS_OF_LISTS:
         return _WORDS_OF_LISTS[bare.lower()], True
+    bare = _OTHER_NAMES.get(bare, bare)
     if bare in (*FUNCTIONS, *OPERATORS) and not (bare in ("min", "sec", "deg") and _AFTER_NUMBER.search(before)):
         return rf"\{bare} ", True
     if bare in _CONSTANTS:
@@ -200,11 +202,14 @@ def _command(match: re.Match[str]) -> str:
 # Text that must occur for the rule to apply (empty: always), what is replaced, and by what.
 _RULES: list[tuple[str, str, Replacement]] = [
     ("", r"\s+", " "),
+    (r"\le", r"\\left\s*<", "("),
+    (r"\ri", r"\\right\s*>", ")"),
     (r"\le", r"\\left(?![A-Za-z])\s*\.?", ""),
     (r"\ri", r"\\right(?![A-Za-z])\s*\.?", ""),
     (r"\mi", r"\\middle(?![A-Za-z])\s*\.?", ""),
     (r"\rm", r"\\rm\s+([A-Za-z]{2,})", r"\\text{\1}"),
-    ("{", r"\\(?:[hv]space\*?|label|tag\*?)\s*\{[^{}]*\}", ""),
+    ("space", r"\\[hv]space\*?\s*\{[^{}]*\}", " "),
+    ("{", r"\\(?:label|tag\*?)\s*\{[^{}]*\}", ""),
     ("$", r"(?<!\\)\$", " "),
     ("~", r"(?<!\\)~", " "),
     (r"\not", r"\\not\s*=", r"\\ne "),

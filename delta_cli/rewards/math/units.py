@@ -76,7 +76,7 @@ _OF_ANGLE = re.compile(rf"\\(?:arc)?(?:{_ANGLE})|(?<![A-Za-z])(?:{_ANGLE})(?![A-
 _SIGNS = r"\\\$|\\mathdollar(?![A-Za-z])|\\text\{\s*(?:[€£¥₹¢]|USD|EUR|Rs\.?)\s*\}|USD|Rs"
 _CURRENCY = re.compile(rf"^(-?)\s*(?:\{{\s*)?({_SIGNS})(?:\s*\}})?\s*")
 _CURRENCY_AFTER = re.compile(r"(?<=\d)\s*\\\$$")
-_NUMBER_END = re.compile(r"(?<!\\%)[\d)}\]]$")
+_NUMBER_END = re.compile(r"(?<!\\%)[\d)}\]]$|\\pi$")
 _COUNTED = re.compile(
     r"(?<=[\d)}\]])\s*(?:\\text\{([A-Za-z ]+)\}|((?<![A-Za-z])[A-Za-z]{3,}(?:\s+[A-Za-z]{2,})*))(?![A-Za-z])"
 )
@@ -144,6 +144,8 @@ def same_unit(gold: str, given: str, plain: bool) -> bool:
     if gold == given or (gold and given):
         return gold == given
     unit = gold or given
+    if unit == "base 10":
+        return True
     return not unit.startswith("base") and (plain or not unit.startswith("°")) and given not in AMBIGUOUS
 
 

@@ -69,7 +69,7 @@ def _undone(tree: Expression) -> Iterator[str]:
             yield from _undone(part)
         return
     if tree.op in ("+", "*"):
-        numbers = [part for part in _flat(tree) if _is_rational(part)]
+        numbers = [part for part in _flat(tree) if part != IMAGINARY and _is_rational(part)]
         if len(numbers) > 1:
             yield tree.op + "="
     if tree.op == "matrix":

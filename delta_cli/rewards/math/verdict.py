@@ -180,6 +180,9 @@ def _same_as_collection(gold: Collection, given: ParsedAnswer) -> bool:
     if gold.kind == "()" and given.kind in LISTS:
         values = _ordered_values(given)
         return values is not None and _same_collection(gold, values)
+    if gold.kind in LISTS and given.kind == "()":
+        values = _ordered_values(gold)
+        return values is not None and _same_collection(values, given)
     return _same_collection(gold, given)
 
 
@@ -283,7 +286,7 @@ def _says_value(given: Relation, gold: ParsedAnswer) -> bool:
         named = _named_tuple(given)
         if named is not None and isinstance(gold, Collection) and gold.kind in LISTS:
             return _same(gold, named)
-        if named is None and given.sides[0].startswith("(") and given.signs == ("=",) and _is_tuple(gold):
+        if named is None and _is_tuple(gold) and _in_other_order(given.sides[0]):
             return False  # (y, x) = (1, 2)
         sides = [side for side in _sides(given, gold) if side]
         if not sides or not all(_equal(side) for side in sides):
@@ -298,6 +301,12 @@ def _says_value(given: Relation, gold: ParsedAnswer) -> bool:
 
 def _is_tuple(answer: ParsedAnswer) -> bool:
     return isinstance(answer, Collection) and answer.kind == "()"
+
+
+def _in_other_order(side: str) -> bool:
+    """Whether a side is a tuple of letters that are not in alphabetical order."""
+    letters = re.findall("[a-z]", side)
+    return re.fullmatch(r"\(\s*[a-z](?:\s*[,;]\s*[a-z])+\s*\)", side) is not None and letters != sorted(set(letters))
 
 
 def _named_tuple(relation: Relation) -> Collection | None:
@@ -366,6 +375,8 @@ def _same_relation(gold: Relation, given: Relation) -> bool:
     first, second = range_of(gold), range_of(given)
     if first and second:
         return bare(first[0]) == bare(second[0]) and _same(first[1], second[1])
+    if _is_solved(gold) and not _is_solved(given):
+        return False
     named = [set(each.signs) <= {"=", APPROXIMATE} and is_label(each.sides[0]) for each in (gold, given)]
     if all(named):
         values = Relation(gold.sides[1:], gold.signs[1:]), Relation(given.sides[1:], given.signs[1:])
@@ -373,6 +384,15 @@ def _same_relation(gold: Relation, given: Relation) -> bool:
     if set(given.signs) <= {"=", APPROXIMATE} and set(gold.signs) <= {"=", APPROXIMATE} and APPROXIMATE in gold.signs:
         return _equation(gold, given) or _any_side(gold, given)
     return _equation(gold, given)
+
+
+def _is_solved(relation: Relation) -> bool:
+    """Whether a relation says what a letter is, as ``x = 5`` and ``x > 2`` do, and ``2x = 10`` and ``y = x`` do not."""
+    labels = [is_label(side) for side in relation.sides]
+    return any(labels) and all(
+        label or not re.search(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])(?<![ei])", side)
+        for label, side in zip(labels, relation.sides, strict=True)
+    )
 
 
 def _unnamed(relation: Relation) -> ParsedAnswer:
