@@ -100,9 +100,9 @@ def _around(relation: Relation) -> RealSet | None:
     low, high = (End(Scalar(str(middle + distance))) for distance in (-radius, radius))
     closed = sign in (r"\le", r"\ge")
     if sign in ("<", r"\le"):
-        pieces: tuple[Piece, ...] = (Piece(low, closed, high, closed),)
+        pieces: tuple[RealInterval, ...] = (RealInterval(low, closed, high, closed),)
     else:
-        pieces = (Piece(LOWEST, False, low, closed), Piece(high, closed, HIGHEST, False))
+        pieces = (RealInterval(LOWEST, False, low, closed), RealInterval(high, closed, HIGHEST, False))
     return RealSet(pieces, modulus[1])
 
 
