@@ -234,9 +234,10 @@ def evaluated(name: str) -> Found:
     return lambda seen: one([getattr(sampling, name) for sampling in seen.samplings("evaluate")])
 
 
-def keys_of(section: str) -> set[str]:
-    """The section's keys among those of TOGETHER."""
-    return {name.removeprefix(f"{section}.") for name in TOGETHER if name.startswith(f"{section}.")}
+def keys_of(section: str, *others: str) -> list[str]:
+    """The section's keys among those of TOGETHER but for the others, in one order in every process."""
+    names = [name.removeprefix(f"{section}.") for name in TOGETHER if name.startswith(f"{section}.")]
+    return [name for name in names if name not in others]
 
 
 ARRIVES: dict[str, Found] = {
@@ -268,7 +269,7 @@ ARRIVES: dict[str, Found] = {
     "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
-    **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta") - {"proxy", "topk", "scope"}},
+    **{f"delta.{name}": of(CoefficientSettings, name) for name in keys_of("delta", "proxy", "topk", "scope")},
     **{
         f"evaluation.{name}": evaluated(name)
         for name in ("samples", "temperature", "top_p", "top_k", "min_p", "max_tokens")
