@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from delta_cli.rewards.math.boxed import last_box
-from delta_cli.rewards.math.thinking import without_thinking
+from delta_cli.rewards.math.boxed import last_box, without_thinking
 
 LETTERS = "ABCDEFGHIJ"
 

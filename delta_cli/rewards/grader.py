@@ -12,8 +12,7 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.code.sandbox import find_sandbox
-from delta_cli.rewards.shaping import shaping, well_formed
-from delta_cli.rewards.verifiers import quick_verifier
+from delta_cli.rewards.verifiers import quick_verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
 QUICK_CHARACTERS = 20_000  # a longer response is graded in a worker, whatever its reward
@@ -108,3 +107,16 @@ class Grader:
             return Verdict(0.0, False, score.failure or "error: the reward is not finite")
         added = shaping(self.reward, length, self.max_tokens, score.well_formed)
         return Verdict(score.value + added, score.value >= 1.0, None)
+
+
+def shaping(reward: Reward, length: int, max_tokens: int, well_formed: bool) -> float:
+    """What is added to the verdict on a response of ``length`` tokens."""
+    total = -reward.length_penalty * length / 1000 + reward.format_bonus * well_formed
+    if reward.overlong_buffer is not None:
+        total += overlong_penalty(length, max_tokens, reward.overlong_buffer, reward.overlong_factor)
+    return total
+
+
+def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
+    """Zero up to ``limit - buffer`` tokens, then falling linearly to ``-factor`` at ``limit`` (method, section 3)."""
+    return min(-(length - (limit - buffer)) / buffer, 0.0) * factor

@@ -13,11 +13,11 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe.reward import Reward, RewardKind
 from delta_cli.rewards.choice import choice_reward
-from delta_cli.rewards.code.verdict import check_tests, code_reward
+from delta_cli.rewards.code.verdict import check_tests, code_blocks, code_reward
+from delta_cli.rewards.math.boxed import closed_boxes
 from delta_cli.rewards.math.external_graders import LENIENT
-from delta_cli.rewards.math.last_number import last_number, number_reward
+from delta_cli.rewards.math.last_number import MARK, last_number, number_reward
 from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
-from delta_cli.rewards.shaping import well_formed
 
 Verifier = Callable[[str, Problem], float]
 
@@ -111,3 +111,13 @@ def custom(path: Path, name: str) -> Verifier:
         return float(value)
 
     return grade
+
+
+def well_formed(response: str, kind: RewardKind) -> bool:
+    """Whether a response holds exactly one answer in the form that the verifier ``kind`` reads."""
+    if kind == "code":
+        return len(code_blocks(response)) == 1
+    if kind == "number":
+        return response.count(MARK) == 1 and last_number(response) is not None
+    boxes, unfinished = closed_boxes(response)
+    return len(boxes) == 1 and not unfinished

@@ -13,8 +13,7 @@ import sys
 from typing import IO
 
 from delta_cli.recipe.reward import Reward, RewardKind
-from delta_cli.rewards.shaping import well_formed
-from delta_cli.rewards.verifiers import Verifier, verifier
+from delta_cli.rewards.verifiers import Verifier, verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, failure
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most

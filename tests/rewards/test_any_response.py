@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from delta_cli.recipe.reward import Reward
 from delta_cli.rewards.grader import Grader
 from tests.rewards.responses import GOLDS, LONG, repeated, responses
 
-SUBMIT_SECONDS = 0.25  # processor time of the calling process for one response, at most
+SUBMIT_SECONDS = 0.25  # processor time of the calling thread for one response, at most
 QUESTION = "How many eggs, in percent?"
 # A function of a user's own that returns, raises and does what it should not.
 CUSTOM = """
@@ -49,6 +51,15 @@ KINDS: dict[str, tuple[dict[str, Any], str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_pauses_for_garbage() -> Iterator[None]:
+    """What earlier tests left behind is not searched for garbage, which takes half a second after some of them."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def make(name: str, folder: Path) -> Grader:
     settings = dict(KINDS[name][0])
     if name == "custom":
@@ -64,9 +75,9 @@ def submit_all(name: str, folder: Path, given: list[str]) -> None:
     with make(name, folder) as grader:
         for place, response in enumerate(given):
             problem = Problem("p", QUESTION, TESTS if name == "code" else GOLDS[place % len(GOLDS)])
-            started = time.process_time()
+            started = time.thread_time()
             futures.append(grader.submit(response, problem, len(response) % 1000, truncated=place % 7 == 0))
-            assert time.process_time() - started < SUBMIT_SECONDS, (response[:60], len(response))
+            assert time.thread_time() - started < SUBMIT_SECONDS, (response[:60], len(response))
         verdicts = [future.result(600) for future in futures]
         last = grader.submit(right, Problem("p", QUESTION, gold), 0, truncated=False).result(60)
     assert last.correct
@@ -96,6 +107,6 @@ def test_what_is_graded_in_this_process_takes_little_time(name: str, tmp_path: P
     """Long responses go to a worker. Those that are just short enough are graded here."""
     with make(name, tmp_path) as grader:
         for response in [*repeated(20_000), *repeated(LONG)]:
-            started = time.process_time()
+            started = time.thread_time()
             grader.submit(response, Problem("p", "q", "85"), 9, truncated=False)
-            assert time.process_time() - started < SUBMIT_SECONDS, response[:60]
+            assert time.thread_time() - started < SUBMIT_SECONDS, response[:60]

@@ -15,8 +15,7 @@ import pytest
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe.reward import Reward
-from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.shaping import overlong_penalty
+from delta_cli.rewards.grader import Grader, Verdict, overlong_penalty
 
 ENDLESS = (
     "import itertools\ndef reward(response, problem):\n    return len(response) and sum(1 for _ in itertools.count())"
@@ -187,8 +186,7 @@ def test_grading_goes_on_when_an_idle_worker_is_killed(tmp_path: Path) -> None:
     with Grader(custom(tmp_path / "mine.py", 10.0)) as made:
         first = made.submit("", problem(4), 1, truncated=False).result(30)
         os.kill(int(first.reward), signal.SIGKILL)
-        while alive(int(first.reward)):
-            time.sleep(0.01)
+        os.waitid(os.P_PID, int(first.reward), os.WEXITED | os.WNOWAIT)  # all its threads are gone
         second = made.submit("", problem(4), 1, truncated=False).result(30)
         assert second.failure is None
         assert second.reward != first.reward

@@ -1,11 +1,10 @@
-r"""Finding the answer in the ``\boxed{…}`` and ``\fbox{…}`` of a response."""
+r"""Finding the answer of a response: after the model's thinking, in a ``\boxed{…}`` or ``\fbox{…}``."""
 
 from __future__ import annotations
 
 import re
 
-from delta_cli.rewards.math.thinking import without_thinking
-
+_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning|scratchpad)>", re.IGNORECASE)
 _FRACTION = r"\\(?:[dtc]?frac|[dt]?binom)\s*\{"
 # The start of a box or of another group, an escaped brace, a line break (whose backslash escapes nothing), or a brace.
 _TOKEN = re.compile(
@@ -95,3 +94,20 @@ def _find(text: str) -> tuple[list[tuple[int, int, str]], bool]:
     last = boxes[-1][1] if boxes else -1
     unfinished = any(own == "box" and start > last for start, own, _ in opened)
     return boxes, unfinished
+
+
+def without_thinking(response: str) -> str:
+    """``response`` without its thinking, in one linear pass.
+
+    Keeps what follows the last ``</think>``. A prompt may have opened the tag, so the opening tag is
+    optional. If a tag opens after that and never closes, keeps only the text before it.
+    """
+    if "<" not in response:
+        return response
+    start, stop = 0, len(response)
+    for tag in _TAG.finditer(response):
+        if tag[1]:
+            start, stop = tag.end(), len(response)
+        else:
+            stop = min(stop, tag.start())
+    return response[start:stop]

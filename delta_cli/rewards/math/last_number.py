@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from delta_cli.rewards.math.boxed import without_thinking
 from delta_cli.rewards.math.literals import same_number
-from delta_cli.rewards.math.thinking import without_thinking
 
 MARK = "####"
 MAX_CHARACTERS = 400  # of a number; a longer one is no answer
