@@ -30,8 +30,8 @@ from backends.interface import (
     token_index,
 )
 from backends.local_engine import LocalEngine
-from backends.mlx import adapters
-from backends.mlx.attention import CausalAttention, why_not_fused
+from backends.mlx import adapters, attention, recurrence
+from backends.mlx.attention import CausalAttention
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import MlxFeatureCollector, MlxFeatures, MlxFeatureStore
@@ -41,6 +41,7 @@ from backends.mlx.layerwise import LayerwiseGradient, is_chain
 from backends.mlx.memory import MlxMemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import MlxAdamW
+from backends.mlx.recurrence import DeltaRule
 from backends.mlx.rollout import MlxRollout
 from backends.mlx.shared_prompts import call_trunk, can_share_prompts
 from backends.settings import BackendSettings
@@ -107,10 +108,14 @@ class MlxEngine(LocalEngine):
         ``mx.checkpoint`` knows of no gradient through what its function has from elsewhere, as a response's keys are.
         """
         self._by_layer = self.settings.model.gradient_checkpointing and is_chain(self.model, self.policy)
-        reason = why_not_fused(*self.policy.attention_shape, self.dtype)
-        self.attention = CausalAttention(fused=reason is None)
-        if reason and mx.default_device() == mx.gpu:  # a CPU has no such kernel to miss
-            self.slower_path = f"attention goes by plain operations in blocks: {reason}"
+        no_attention = attention.why_not_fused(*self.policy.attention_shape, self.dtype)
+        shape = self.policy.recurrence_shape
+        no_recurrence = recurrence.why_not_fused(*shape) if shape else None
+        self.attention = CausalAttention(fused=no_attention is None)
+        self.delta_rule = DeltaRule(fused=no_recurrence is None)
+        if (reason := no_attention or no_recurrence) and mx.default_device() == mx.gpu:  # no CPU has these kernels
+            kind = "attention" if no_attention else "the recurrence"
+            self.slower_path = f"{kind} is computed by plain operations, block by block: {reason}"
         possible = self._by_layer or not self.settings.model.gradient_checkpointing
         with self.attention.active():
             # Some models compute with the mask, so it must be an array.
@@ -346,7 +351,7 @@ class MlxEngine(LocalEngine):
             return dhidden * scale
 
         differentiate = self._gradient_by_layer if self._by_layer else self._gradient_traced
-        with differentiable(self.model, self.attention):
+        with differentiable(self.model, self.attention, self.delta_rule):
             for found in differentiate(batch, at_head):
                 self.optimizer.add({name: part / scale for name, part in found.items()} if scale != 1 else found)
         return float(loss)

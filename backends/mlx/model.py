@@ -80,6 +80,16 @@ class MlxPolicy:
         size = getattr(args, "head_dim", None) or getattr(args, "hidden_size", 64 * heads) // heads
         return heads, int(getattr(args, "num_key_value_heads", None) or heads), int(size)
 
+    @property
+    def recurrence_shape(self) -> tuple[int, int, int] | None:
+        """Key heads, value heads and key size of the gated delta rule; None if the model has no such layers."""
+        args = getattr(self.text, "args", None)
+        names = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
+        if not all(getattr(args, name, None) for name in names):
+            return None
+        key_heads, heads, size = (int(getattr(args, name)) for name in names)
+        return key_heads, heads, size
+
     def check_length(self, tokens: int) -> None:
         """Raise BackendError for a sequence that the sliding window, which mlx-lm leaves out, would have cut."""
         if self.window is not None and tokens > self.window:

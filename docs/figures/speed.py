@@ -16,6 +16,7 @@ def _speed() -> Named:
     yield "step_vocabulary.memory", f"{_memory(vocabulary, 'delta'):.2f}"
     yield "step.table", table(STEP_HEADER, (_step_row(name, what) for name, what in STEPS.items()))
     yield "step_mlx.table", table(MLX_HEADER, (_mlx_row(name) for name in ("step_mlx", "step_mlx_shared")))
+    yield from _mlx_memory()
     yield "delta_step.share", f"{100 * result('delta_step_two_threads')['results']['credit_share']:.1f}"
 
 
@@ -41,6 +42,15 @@ def _memory(results: dict[str, Any], way: str) -> float:
 def _mlx_row(name: str) -> list[str]:
     work = result(name)["workload"]
     return [f"{work['prompt']} and {work['response']} tokens", *_ways(result(name)["results"], "mlx-lm-lora")]
+
+
+def _mlx_memory() -> Named:
+    """Peak MiB of the update of a long response, ours and mlx-lm's, without and with gradient checkpointing."""
+    rows = [row for row in result("update_mlx")["results"] if row["update"] == "causal"]
+    for who, name in (("delta", "ours"), ("mlx-lm", "whole")):
+        for row in rows:
+            end = ".checkpointed" if row["checkpointing"] else ""
+            yield f"update_mlx.{name}{end}", f"{row[f'{who}, MiB']:.0f}"
 
 
 def _ways(results: dict[str, Any], other: str) -> Iterator[str]:

@@ -19,7 +19,8 @@ from mlx_lm.models import gated_delta, qwen3_5
 
 from backends.interface import Sequences
 from backends.mlx.attention import CausalAttention
-from backends.mlx.checkpointing import CHUNK, _in_chunks, differentiable
+from backends.mlx.checkpointing import differentiable
+from backends.mlx.recurrence import STEPS, DeltaRule
 from tests.backends.mlx_engine import VOCAB, create
 from tests.conformance.objectives import Linear
 
@@ -56,7 +57,7 @@ def two_responses(long: int) -> Sequences:
 def test_gradient_is_that_of_torch(tmp_path: Path) -> None:
     """Of every weight; a response of more than one chunk and a shorter one, with checkpointed layers."""
     model = hybrid(tmp_path)
-    sequences = two_responses(CHUNK + 9)
+    sequences = two_responses(STEPS + 9)
     factors = np.random.default_rng(1).standard_normal(len(sequences.tokens))
     engine = create(tmp_path, gradient_checkpointing=True)
     found_logp = engine.score(sequences).logprobs
@@ -89,7 +90,7 @@ def test_the_gradient_takes_no_kernel_that_has_none(
     update, asked = qwen3_5.gated_delta_update, []
 
     def watched(*arrays: Any, use_kernel: bool, **options: Any) -> Any:
-        asked.append((use_kernel, gated_delta.gated_delta_ops.__name__ == "call"))
+        asked.append((use_kernel, isinstance(gated_delta.gated_delta_ops, DeltaRule)))
         return update(*arrays, use_kernel=use_kernel, **options)
 
     monkeypatch.setattr(qwen3_5, "gated_delta_update", watched)
@@ -107,32 +108,8 @@ def test_the_gradient_takes_no_kernel_that_has_none(
 def test_dropout_stays_off_and_everything_is_put_back() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)).eval()
     plain, ones = gated_delta.gated_delta_ops, mx.ones((2, 4))
-    with differentiable(model, CausalAttention(fused=False)):
+    with differentiable(model, CausalAttention(fused=False), DeltaRule(fused=False)):
         assert model.layers[0].training
         np.testing.assert_array_equal(model(ones), model.layers[0](ones))
     assert not model.layers[0].training
     assert gated_delta.gated_delta_ops is plain
-
-
-def test_chunks_give_the_same_bits_in_less_memory() -> None:
-    """The plain recurrence keeps every state, and a whole gradient of its inputs for every token."""
-    mx.random.seed(0)
-    tokens, width = 512, 16
-    q, k, v = (0.25 * mx.random.normal((1, tokens, 1, width)) for _ in range(3))
-    g, beta = mx.random.uniform(0.5, 1, (1, tokens, 1)), mx.random.uniform(0, 1, (1, tokens, 1))
-    start = mx.zeros((1, 1, width, width))
-    mx.eval(q, k, v, g, beta, start)
-    peaks, gradients = [], []
-    for recurrence in (gated_delta.gated_delta_ops, _in_chunks(gated_delta.gated_delta_ops)):
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        # bound as a default, because the loop goes on
-        slopes = mx.grad(lambda *a, f=recurrence: mx.sum(mx.sin(f(*a, start)[0])), argnums=(0, 1, 2, 3, 4))
-        found = slopes(q, k, v, g, beta)
-        mx.eval(found)
-        peaks.append(mx.get_peak_memory() - before)
-        gradients.append([np.array(each) for each in found])
-    for plain, chunked in zip(*gradients, strict=True):
-        np.testing.assert_array_equal(chunked, plain)
-    assert peaks[1] < peaks[0] / 2
