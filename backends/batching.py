@@ -16,7 +16,7 @@ class PaddedBatch:
     """Prompts and responses of some sequences, padded on the right: B rows of length T.
 
     ``predicts`` marks the positions whose logits predict a response token, one before it. Read row by row, they come
-    in the flat order of the tokens at ``rows``.
+    in the flat order of the tokens at ``rows``. Tokens of an environment are in ``ids`` but not among the targets.
     """
 
     rows: Ids  # [B] indices into the sequences
@@ -47,7 +47,7 @@ def micro_batches(sequences: Sequences, budget: int) -> Iterator[PaddedBatch]:
     The longest come first, so that a batch that exceeds memory fails at once. Leaves out responses without tokens; a
     sequence longer than the budget gets its own batch.
     """
-    lengths = np.array([len(prompt) for prompt in sequences.prompts]) + sequences.lengths
+    lengths = np.array([len(prompt) for prompt in sequences.prompts]) + sequences.region_lengths
     order = np.argsort(-lengths, kind="stable")
     order = order[sequences.lengths[order] > 0]
     first = 0
@@ -59,16 +59,17 @@ def micro_batches(sequences: Sequences, budget: int) -> Iterator[PaddedBatch]:
 
 def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
     """The padded rectangle of the sequences at ``rows``."""
-    parts = [np.concatenate([sequences.prompts[row], sequences.response(row)]) for row in rows]
+    regions = [sequences.region(row) for row in rows]
+    parts = [np.concatenate([sequences.prompts[row], ids]) for row, (ids, _) in zip(rows, regions, strict=True)]
     width = max(len(part) for part in parts)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     valid = np.zeros((len(rows), width), dtype=bool)
     predicts = np.zeros((len(rows), width), dtype=bool)
-    for i, (row, part) in enumerate(zip(rows, parts, strict=True)):
+    for i, (row, part, (_, own)) in enumerate(zip(rows, parts, regions, strict=True)):
         prompt = len(sequences.prompts[row])
         ids[i, : len(part)] = part
         valid[i, : len(part)] = True
-        predicts[i, prompt - 1 : len(part) - 1] = True
+        predicts[i, prompt - 1 : len(part) - 1] = own
     targets = np.concatenate([sequences.response(row) for row in rows])
     return PaddedBatch(rows, ids, valid, predicts, targets)
 
@@ -77,8 +78,8 @@ def pad(sequences: Sequences, rows: Ids) -> PaddedBatch:
 class SharedPromptBatch:
     """Right-padded prompts, each once, and right-padded responses that attend to their prompt.
 
-    A response's last token predicts nothing and is left out. The end of a prompt predicts the first token of each of
-    its responses.
+    The last token of a response region predicts nothing and is left out. The end of a prompt predicts the first token
+    of each of its responses.
     """
 
     rows: Ids  # [B] indices into the sequences
@@ -86,8 +87,13 @@ class SharedPromptBatch:
     prompt_lengths: Ids  # [P]
     prompt_of: Ids  # [B] which prompt each response belongs to
     responses: Ids  # [B, Tr] ids, 0 where padded
-    lengths: Ids  # [B] tokens of each response, the last included
+    own: tuple[Bools, ...]  # B: which tokens of a region, the last included, the model wrote
     targets: Ids  # [n] the response tokens, flat in the order of rows
+
+    @property
+    def lengths(self) -> Ids:
+        """The number of tokens of each response [B]."""
+        return np.array([own.sum() for own in self.own], dtype=np.int64)
 
     @property
     def tokens(self) -> int:
@@ -97,7 +103,7 @@ class SharedPromptBatch:
     @property
     def longest(self) -> int:
         """The number of tokens of the longest sequence."""
-        return int((self.prompt_lengths[self.prompt_of] + self.lengths).max())
+        return int((self.prompt_lengths[self.prompt_of] + [len(own) for own in self.own]).max())
 
     @property
     def predicts(self) -> Ids:
@@ -107,8 +113,8 @@ class SharedPromptBatch:
         ends = self.prompt_of * self.prompts.shape[1] + self.prompt_lengths[self.prompt_of] - 1
         begins = self.prompts.size + np.arange(len(self.rows)) * self.responses.shape[1]
         parts = [
-            np.concatenate([[end], np.arange(begin, begin + length - 1)])
-            for end, begin, length in zip(ends, begins, self.lengths, strict=True)
+            np.concatenate([[end], np.arange(begin, begin + len(own) - 1)])[own]
+            for end, begin, own in zip(ends, begins, self.own, strict=True)
         ]
         return np.concatenate(parts).astype(np.int64)
 
@@ -118,12 +124,12 @@ def shared_batches(sequences: Sequences, budget: int) -> list[SharedPromptBatch]
 
     Responses that share a prompt's array share its tokens within a batch.
     """
-    lengths = sequences.lengths
+    lengths = sequences.region_lengths
     prompt = {id(array): place for place, array in reversed(list(enumerate(sequences.prompts)))}
     group = np.array([prompt[id(array)] for array in sequences.prompts], dtype=np.int64)
     like = np.floor(2 * np.log2(np.maximum(lengths, 1)))  # lengths within a factor of √2
     order = np.lexsort((-lengths, group, -like))
-    order = order[lengths[order] > 0]
+    order = order[sequences.lengths[order] > 0]
     found, chosen, prompts, wide, long = [], list[int](), set[int](), 0, 0
     for row in order.tolist():
         size = len(sequences.prompts[row])
@@ -141,14 +147,14 @@ def shared_batches(sequences: Sequences, budget: int) -> list[SharedPromptBatch]
 def _shared(sequences: Sequences, rows: Ids, group: Ids) -> SharedPromptBatch:
     first, place = np.unique(group[rows], return_inverse=True)
     prompts = [sequences.prompts[row] for row in first]
-    responses = [sequences.response(row)[:-1] for row in rows]
+    responses, own = zip(*(sequences.region(row) for row in rows), strict=True)
     return SharedPromptBatch(
         rows=rows,
         prompts=_rectangle(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts]),
         prompt_of=place.astype(np.int64),
-        responses=_rectangle(responses),
-        lengths=sequences.lengths[rows],
+        responses=_rectangle([ids[:-1] for ids in responses]),
+        own=own,
         targets=np.concatenate([sequences.response(row) for row in rows]),
     )
 
@@ -167,7 +173,7 @@ class PromptGroup:
 
     start: int  # position of the prompt in the row
     prompt: int  # its number of tokens
-    responses: Ids  # tokens of each response in the row: all but its last, which predicts nothing
+    responses: Ids  # tokens of each response region in the row: all but its last, which predicts nothing
 
 
 @dataclass(frozen=True)
@@ -184,12 +190,8 @@ class PackedBatch:
     positions: Ids  # [T] position of each token in its own sequence
     predicts: Ids  # [n] indices into the T tokens
     targets: Ids  # [n] the response tokens, flat in the order of rows
+    lengths: Ids  # [B] the number of tokens of each response
     groups: tuple[PromptGroup, ...]
-
-    @property
-    def lengths(self) -> Ids:
-        """The number of tokens of each response [B], the last one included."""
-        return np.concatenate([group.responses + 1 for group in self.groups])
 
     @property
     def tokens(self) -> int:
@@ -208,10 +210,10 @@ def packed_batches(sequences: Sequences, budget: int) -> Iterator[PackedBatch]:
     The longest sequence comes first, so that a batch that exceeds memory fails at once. Leaves out responses without
     tokens; a sequence longer than the budget gets its own batch.
     """
-    lengths = sequences.lengths
+    lengths = sequences.region_lengths
     members: dict[int, list[int]] = {}
     for row in np.argsort(-lengths, kind="stable"):
-        if lengths[row]:
+        if sequences.lengths[row]:
             members.setdefault(id(sequences.prompts[row]), []).append(int(row))
     longest_first = sorted(members.values(), key=lambda rows: -len(sequences.prompts[rows[0]]) - lengths[rows[0]])
     groups: list[list[int]] = []
@@ -240,16 +242,18 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     end = 0
     for group in groups:
         prompt = sequences.prompts[group[0]]
-        responses = [sequences.response(row)[:-1] for row in group]
+        regions = [sequences.region(row) for row in group]
+        responses = [tokens[:-1] for tokens, _ in regions]
         members.append(PromptGroup(end, len(prompt), np.array([len(response) for response in responses])))
         rows += group
         ids += [prompt, *responses]
         positions.append(np.arange(len(prompt)))
         end += len(prompt)
         last = [end - 1]
-        for response in responses:
+        for response, (_, own) in zip(responses, regions, strict=True):
             positions.append(np.arange(len(prompt), len(prompt) + len(response)))
-            predicts.append(np.concatenate([last, np.arange(end, end + len(response))]))
+            places = np.concatenate([last, np.arange(end, end + len(response))])
+            predicts.append(places[own] if len(own) else places)  # of an empty response: what predicts its first token
             end += len(response)
     return PackedBatch(
         rows=np.array(rows, dtype=np.int64),
@@ -257,6 +261,7 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
         positions=np.concatenate(positions),
         predicts=np.concatenate(predicts),
         targets=np.concatenate([sequences.response(row) for row in rows]),
+        lengths=sequences.lengths[rows],
         groups=tuple(members),
     )
 

@@ -8,6 +8,9 @@ at a time, H hidden size, V vocabulary size. Response tokens are *flat and in or
 to end, with ``starts`` (int64 [R+1], first 0, last N) marking where each begins. Padding, masks, devices and storage
 types stay inside the backend; only numpy crosses.
 
+In an episode of several turns an environment writes tokens too. The N tokens are those that the model wrote;
+:class:`ResponseRegions` says where the environment's lie between them.
+
 A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches it as an
 :class:`Objective`, a numpy function that returns a loss and its derivative with respect to the log-probabilities,
 which the learner back-propagates into the weights.
@@ -30,6 +33,9 @@ from backends.arrays import Floats as Floats
 from backends.arrays import Ids as Ids
 from backends.arrays import Summed
 from backends.errors import BackendError as BackendError
+from backends.regions import ResponseRegions as ResponseRegions
+from backends.regions import starts_of as starts_of
+from backends.regions import token_index as token_index
 
 if TYPE_CHECKING:
     from backends.watchdog import Watchdog
@@ -90,6 +96,24 @@ class Sampling:
         return self.temperature or 1.0
 
 
+class Turns(Protocol):
+    """What answers when the model ends a turn of an episode.
+
+    A turn ends as a response without turns does; see :class:`Sampling`. The answer may come later: the sampler goes on
+    with other responses meanwhile.
+    """
+
+    def turn_ended(self, row: int, region: Ids) -> None:
+        """Response ``row`` of the request ended a turn with the last token of ``region``, its tokens so far."""
+
+    def answers(self, wait: bool) -> Sequence[tuple[int, Ids | None]]:
+        """The answers that have arrived: a row, and the ids to append to it; None ends the response.
+
+        The ids leave room for at least one more token. With ``wait`` there is nothing else to do: return when an answer
+        has arrived, or after some tenths of a second.
+        """
+
+
 def _do_nothing() -> None:
     """No-op callback."""
 
@@ -102,6 +126,9 @@ class RolloutRequest:
     response does not depend on which process samples it; None: 0, 1, 2, … ``interrupt`` is called every few tokens,
     and an exception it raises ends the rollout. ``entropies`` and ``proxy`` ask for what else the engine knows about
     sampled tokens.
+
+    With ``turns`` a response is an episode: ``sampling.max_tokens`` then limits all its tokens, the environment's
+    included, and the noise of a token depends on its place among them.
     """
 
     prompts: tuple[Ids, ...]  # P, each of at least one id
@@ -110,6 +137,7 @@ class RolloutRequest:
     interrupt: Callable[[], None] = _do_nothing
     entropies: bool = False
     proxy: Proxy | None = None
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         if self.rows is not None and len(self.rows) != len(self):
@@ -142,11 +170,7 @@ class Completions:
     version: int = 0
     entropies: Floats | None = None  # [N] float32, nats
     features: Features | None = None  # of N tokens
-
-
-def starts_of(lengths: Sequence[int] | Ids) -> Ids:
-    """Where each response begins if they lie end to end, and where the last one ends: int64 [R+1]."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    regions: ResponseRegions | None = None  # if the request has turns: ``tokens`` are those that the model wrote
 
 
 @dataclass(frozen=True)
@@ -161,21 +185,36 @@ class Sequences:
     tokens: Ids  # [N]
     starts: Ids  # [R+1]
     temperature: float = 1.0
+    regions: ResponseRegions | None = None  # of episodes; None: the model wrote every token of a response
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", self.temperature or 1.0)
+        if self.regions is not None and not np.array_equal(self.regions.own_starts, self.starts):
+            raise ValueError("starts do not count the tokens that regions mark as the model's own")
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def response(self, row: int) -> Ids:
-        """The token ids of one response."""
+        """The token ids of one response: those that the model wrote."""
         return self.tokens[self.starts[row] : self.starts[row + 1]]
+
+    def region(self, row: int) -> tuple[Ids, Bools]:
+        """All ids after the prompt of one response, and which of them the model wrote."""
+        if self.regions is not None:
+            return self.regions.region(row)
+        response = self.response(row)
+        return response, np.ones(len(response), dtype=bool)
 
     @property
     def lengths(self) -> Ids:
-        """The number of tokens of each response [R]."""
+        """The number of tokens that the model wrote in each response [R]."""
         return np.diff(self.starts)
+
+    @property
+    def region_lengths(self) -> Ids:
+        """The number of tokens after the prompt of each response, those of an environment included [R]."""
+        return self.lengths if self.regions is None else self.regions.lengths
 
     def select(self, rows: Ids) -> Sequences:
         """The sequences at ``rows``, in that order."""
@@ -184,14 +223,8 @@ class Sequences:
             tokens=self.tokens[token_index(self.starts, rows)],
             starts=starts_of(self.lengths[rows]),
             temperature=self.temperature,
+            regions=None if self.regions is None else self.regions.select(rows),
         )
-
-
-def token_index(starts: Ids, rows: Ids) -> Ids:
-    """Flat positions of the tokens of the responses at ``rows``, in that order."""
-    lengths = starts[rows + 1] - starts[rows]
-    offsets = np.repeat(starts[rows] - starts_of(lengths)[:-1], lengths)
-    return np.arange(lengths.sum(), dtype=np.int64) + offsets
 
 
 @dataclass(frozen=True)
@@ -294,8 +327,9 @@ class Sampler(Protocol):
     def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
         """Sample ``samples`` responses for each prompt.
 
-        The same seed and rows give the same responses. ``on_finished(row, tokens)`` is called as soon as response
-        ``row`` (its index in the result) is complete, in whatever order they finish.
+        The same seed and rows give the same responses, whenever an environment answers. ``on_finished(row, tokens)`` is
+        called as soon as response ``row`` (its index in the result) is complete, in whatever order they finish, with
+        all its tokens.
         """
 
     def load_weights(self, weights: PublishedWeights) -> None:

@@ -109,6 +109,13 @@ def check_ids(prompts: Sequence[Ids], tokens: Ids | None, vocabulary: int) -> No
             )
 
 
+def check_sequences(sequences: Sequences, vocabulary: int) -> None:
+    """Raise ValueError for an empty prompt or an id that the model does not have."""
+    check_ids(sequences.prompts, sequences.tokens, vocabulary)
+    if sequences.regions is not None:
+        check_ids((), sequences.regions.ids, vocabulary)
+
+
 def probe_sequences(vocabulary: int) -> Sequences:
     """A few random responses, always the same, which reveal whether weights have changed."""
     rng = np.random.default_rng(PROBE_SEED)
@@ -171,19 +178,19 @@ class LocalEngine(ABC):
 
     def score(self, sequences: Sequences, proxy: Proxy | None = None) -> Scores:
         """One forward pass: log-probabilities, entropies and, with a proxy, features."""
-        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        check_sequences(sequences, self.vocabulary)
         return self.recovery.run(lambda: self._score(sequences, proxy))
 
     def reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities [N] float32 under the reference policy."""
-        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        check_sequences(sequences, self.vocabulary)
         if not self.settings.keep_reference:
             raise BackendError("this run has no reference policy; load the model with keep_reference = true")
         return self.recovery.run(lambda: self._reference(sequences))
 
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
         """Forward and backward passes over all sequences; starts over with smaller micro-batches if memory runs out."""
-        check_ids(sequences.prompts, sequences.tokens, self.vocabulary)
+        check_sequences(sequences, self.vocabulary)
         restore = self._keep_gradient()
 
         def restart() -> None:

@@ -14,7 +14,7 @@ from backends.arrays import Doubles
 from backends.batching import PaddedBatch, micro_batches
 from backends.fake import folder as model_folder
 from backends.fake.qwen3 import Back, NumpyWeights, Qwen3
-from backends.fake.sampling import DrawnResponse, generate, log_softmax
+from backends.fake.sampling import DrawnResponse, FakeRollout, log_softmax
 from backends.interface import (
     BackendError,
     Completions,
@@ -24,10 +24,10 @@ from backends.interface import (
     Objective,
     OnFinished,
     Proxy,
+    ResponseRegions,
     RolloutRequest,
     Scores,
     Sequences,
-    starts_of,
     token_index,
 )
 from backends.local_engine import LocalEngine
@@ -94,21 +94,22 @@ class FakeEngine(LocalEngine):
         finished: dict[int, DrawnResponse] = {}
         for first in range(0, count, self.settings.rollout_batch):
             places = np.arange(first, min(first + self.settings.rollout_batch, count))
-            finished |= generate(self.model, request, places, on_finished, self._vectors)
+            finished |= FakeRollout(self.model, request, places, on_finished, self._vectors).run()
         responses = [finished[place] for place in range(count)]
-        tokens = [response.tokens for response in responses]
+        regions = ResponseRegions.of([each.tokens for each in responses], [each.own for each in responses])
         features = None
         if request.proxy:
             nothing = np.zeros((0, self.model.config.hidden))
             features = FakeFeatures(np.concatenate([nothing, *(response.vectors for response in responses)]))
         return Completions(
-            tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
-            starts=starts_of([len(part) for part in tokens]),
+            tokens=regions.own_tokens,
+            starts=regions.own_starts,
             logprobs=_float32([response.logprobs for response in responses]),
-            truncated=np.array([not request.sampling.ends(part) for part in tokens], dtype=bool),
+            truncated=np.array([response.truncated for response in responses], dtype=bool),
             version=self.version,
             entropies=_float32([response.entropies for response in responses]) if request.entropies else None,
             features=features,
+            regions=regions if request.turns is not None else None,
         )
 
     # --------------------------------------------------------------------------------- score

@@ -55,6 +55,12 @@ class KeyValueCache:
         """A cache with the sequences at ``rows``, in that order; a sequence may be repeated."""
         return KeyValueCache(self.keys[:, rows], self.values[:, rows])
 
+    def extended(self, other: KeyValueCache) -> KeyValueCache:
+        """A cache with the sequences of both, this one's first."""
+        return KeyValueCache(
+            np.concatenate([self.keys, other.keys], axis=1), np.concatenate([self.values, other.values], axis=1)
+        )
+
     def update(self, layer: int, positions: Ids, key: Doubles, value: Doubles) -> tuple[Doubles, Doubles]:
         """Store key and value [B, G, T, D] at ``positions`` [B, T]; returns all up to the largest one [B, G, S, D]."""
         row, used = np.arange(len(positions))[:, None], int(positions.max()) + 1

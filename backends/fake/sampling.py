@@ -10,7 +10,7 @@ import numpy as np
 from backends.arrays import Doubles
 from backends.batching import uniforms
 from backends.fake.qwen3 import KeyValueCache, Qwen3
-from backends.interface import Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
+from backends.interface import Bools, Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
 
 MakeFeatures = Callable[
     [Proxy, Doubles, Doubles, Ids], Doubles
@@ -47,52 +47,126 @@ def draw(logprobs: Doubles, noise: Doubles, sampling: Sampling) -> Ids:
 
 @dataclass(frozen=True)
 class DrawnResponse:
-    """A response of n tokens."""
+    """A response region of m tokens, of which the model wrote n."""
 
-    tokens: Ids  # [n]
+    tokens: Ids  # [m]
+    own: Bools  # [m] True: the model wrote it
     logprobs: Floats  # [n]
     entropies: Floats  # [n]
     vectors: Floats  # [n, H] features, or [n, 0]
+    truncated: bool
 
 
-def generate(
-    model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: MakeFeatures
-) -> dict[int, DrawnResponse]:
-    """The responses ``rows``; row r answers prompt r // samples. ``features`` computes their features."""
-    sampling, seeds = request.sampling, request.global_rows[rows]
-    noise = np.stack([uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds])  # [B, max_tokens]
-    tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
-    logprobs, entropies = np.zeros((2, len(rows), sampling.max_tokens))
-    vectors = np.zeros((*tokens.shape, model.config.hidden if request.proxy else 0))
-    finished: dict[int, DrawnResponse] = {}
-    hidden, cache, positions = _prefill(model, request.prompts, rows // sampling.samples, sampling.max_tokens)
-    active = np.arange(len(rows))  # the remaining batch, as indices into rows
-    for count in range(1, sampling.max_tokens + 1):
-        request.interrupt()
-        logits = hidden @ model.weights[model.head].T  # [B, V]
-        logp = log_softmax(logits / sampling.softmax_temperature)
-        token = draw(logp, noise[active, count - 1], sampling) if sampling.temperature else logits.argmax(-1)
-        tokens[active, count - 1] = token
-        logprobs[active, count - 1] = logp[np.arange(len(token)), token]
-        entropies[active, count - 1] = -(np.exp(logp) * logp).sum(1)
-        if request.proxy:
-            vectors[active, count - 1] = features(request.proxy, hidden, logp, token)
-        ended = np.array([sampling.ends(tokens[i, :count]) for i in active], dtype=bool)
-        stopped = ended | (count == sampling.max_tokens)
-        for i in active[stopped]:
-            finished[int(rows[i])] = DrawnResponse(
-                tokens[i, :count], logprobs[i, :count], entropies[i, :count], vectors[i, :count]
-            )
-            if on_finished is not None:
-                on_finished(int(rows[i]), tokens[i, :count])
-        if stopped.all():
-            break
+class FakeRollout:
+    """The responses ``rows`` of a request; row r answers prompt r // samples. ``features`` computes their features.
+
+    Arrays hold one line for each response; ``active`` are the lines of those in the batch. A response whose turn has
+    ended waits outside the batch, with its keys and values, until its environment answers.
+    """
+
+    def __init__(
+        self, model: Qwen3, request: RolloutRequest, rows: Ids, on_finished: OnFinished | None, features: MakeFeatures
+    ) -> None:
+        self.model, self.request, self.rows = model, request, rows
+        self.on_finished, self.features = on_finished, features
+        self.sampling = sampling = request.sampling
+        seeds = request.global_rows[rows]
+        self.noise: Doubles = np.array(
+            [uniforms(sampling.seed, int(row), sampling.max_tokens) for row in seeds], np.float64
+        )
+        self.tokens = np.zeros((len(rows), sampling.max_tokens), dtype=np.int64)
+        self.own = np.ones((len(rows), sampling.max_tokens), dtype=bool)
+        self.logprobs, self.entropies = np.zeros((2, len(rows), sampling.max_tokens))
+        self.vectors = np.zeros((*self.tokens.shape, model.config.hidden if request.proxy else 0))
+        self.length = np.zeros(len(rows), dtype=np.int64)  # tokens of each region so far
+        self.turn = np.zeros(len(rows), dtype=np.int64)  # where the present turn begins
+        self.finished: dict[int, DrawnResponse] = {}
+        self.waiting: dict[int, tuple[KeyValueCache, int]] = {}  # caches and next positions of rows, by line
+        self.hidden, self.cache, self.positions = _prefill(
+            model, request.prompts, rows // sampling.samples, sampling.max_tokens
+        )
+        self.active = np.arange(len(rows))
+
+    def run(self) -> dict[int, DrawnResponse]:
+        """Draw every response to its end."""
+        while len(self.active) or self.waiting:
+            self.request.interrupt()
+            if len(self.active):
+                self._advance(self._draw())
+            if self.waiting:
+                self._resume()
+        return self.finished
+
+    def _draw(self) -> Ids:
+        """The next token of each active response."""
+        active, at = self.active, self.length[self.active]
+        logits = self.hidden @ self.model.weights[self.model.head].T  # [B, V]
+        logp = log_softmax(logits / self.sampling.softmax_temperature)
+        noise = self.noise[active, at]
+        token = draw(logp, noise, self.sampling) if self.sampling.temperature else logits.argmax(-1)
+        self.tokens[active, at] = token
+        self.logprobs[active, at] = logp[np.arange(len(token)), token]
+        self.entropies[active, at] = -(np.exp(logp) * logp).sum(1)
+        if self.request.proxy:
+            self.vectors[active, at] = self.features(self.request.proxy, self.hidden, logp, token)
+        self.length[active] = at + 1
+        return token
+
+    def _advance(self, token: Ids) -> None:
+        """Let responses leave whose turn ends with ``token`` [B], and run the others through the model."""
+        regions = [self.tokens[i, self.turn[i] : self.length[i]] for i in self.active]
+        ended = np.array([self.sampling.ends(turn) for turn in regions], dtype=bool)
+        stopped = ended | (self.length[self.active] == self.sampling.max_tokens)
+        for place in np.flatnonzero(stopped):
+            i = int(self.active[place])
+            if ended[place] and self.request.turns is not None:
+                self.waiting[i] = self.cache.select(np.array([place])), int(self.positions[place])
+                self.request.turns.turn_ended(int(self.rows[i]), self.tokens[i, : self.length[i]].copy())
+            else:
+                self._finish(i, truncated=not ended[place])
         if stopped.any():
             keep = np.flatnonzero(~stopped)
-            active, token, positions, cache = active[keep], token[keep], positions[keep], cache.select(keep)
-        states, _ = model.trunk(token[:, None], positions[:, None], cache)
-        hidden, positions = states[:, 0], positions + 1
-    return finished
+            self.active, token, self.positions = self.active[keep], token[keep], self.positions[keep]
+            self.cache = self.cache.select(keep)
+        if len(self.active):
+            states, _ = self.model.trunk(token[:, None], self.positions[:, None], self.cache)
+            self.hidden, self.positions = states[:, 0], self.positions + 1
+        else:
+            self.hidden = self.hidden[:0]
+
+    def _resume(self) -> None:
+        """Take responses back into the batch whose environment has answered."""
+        assert self.request.turns is not None
+        for row, ids in self.request.turns.answers(wait=not len(self.active)):
+            i = row - int(self.rows[0])
+            cache, position = self.waiting.pop(i)
+            if ids is None:
+                self._finish(i, truncated=False)
+                continue
+            first, last = int(self.length[i]), int(self.length[i]) + len(ids)
+            self.tokens[i, first:last], self.own[i, first:last] = ids, False
+            self.length[i] = self.turn[i] = last
+            new = self.tokens[None, i, first - 1 : last]  # the last token of the turn has not been read yet
+            positions = position + np.arange(new.shape[1])
+            states, _ = self.model.trunk(new, positions[None], cache)
+            self.active = np.append(self.active, i)
+            self.hidden = np.concatenate([self.hidden, states[:, -1]])
+            self.positions = np.append(self.positions, positions[-1] + 1)
+            self.cache = self.cache.extended(cache)
+
+    def _finish(self, i: int, truncated: bool) -> None:
+        row, part = int(self.rows[i]), slice(int(self.length[i]))
+        own = self.own[i, part]
+        self.finished[row] = DrawnResponse(
+            self.tokens[i, part],
+            own,
+            self.logprobs[i, part][own],
+            self.entropies[i, part][own],
+            self.vectors[i, part][own],
+            truncated,
+        )
+        if self.on_finished is not None:
+            self.on_finished(row, self.tokens[i, part])
 
 
 def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, KeyValueCache, Ids]:

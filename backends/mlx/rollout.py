@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
-from backends.interface import Completions, Floats, OnFinished, RolloutRequest, Sampling, starts_of
+from backends.interface import Completions, Floats, OnFinished, ResponseRegions, RolloutRequest, Sampling, starts_of
 from backends.mlx.features import MlxFeatureCollector
 from backends.mlx.head import entropy, pick, proxies
 from backends.mlx.model import MlxPolicy
@@ -57,14 +58,19 @@ class MlxRollout:
         # rows, numbers [k, B] and rows of features [B, H] of the tokens on their way
         self.drawn: list[tuple[list[int], mx.array, mx.array | None]] = []
         self.noise: dict[int, Floats] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.numbers: dict[int, list[list[float]]] = {}  # log-probability of each token and, where asked for, entropy
-        self.truncated: dict[int, bool] = {}
+        self.tokens: dict[int, list[int]] = {}  # of the whole region of a response
+        self.own: dict[int, list[bool]] = {}  # which of them the model wrote
+        self.turn: dict[int, int] = {}  # where the present turn begins
+        self.numbers: dict[int, list[list[float]]] = {}  # log-probability of own tokens and, where asked for, entropy
+        self.truncated: dict[int, bool] = {}  # of finished responses
+        self.paused: dict[int, Any] = {}  # caches of responses whose environment is at work
+        self.answered: dict[int, Any] = {}  # caches of responses with an answer that has not been read yet
 
     def run(self, on_finished: OnFinished | None) -> Completions:
         """Draw every response, prompts in order, a new one whenever there is room.
 
-        After an error it may be called again, for those that are not finished: from their first token on.
+        After an error it may be called again, for those that are not finished: from their first token on, or, in an
+        episode, from the last token that was returned.
         """
         self.generator = BatchGenerator(
             self._logits,
@@ -76,15 +82,20 @@ class MlxRollout:
         self.entering.clear()
         for unfinished in (self.active, self.idle, self.decoding, self.inserted, self.drawn):
             unfinished.clear()
-        if self.collector:
-            self.collector.discard(self.tokens.keys() - self.truncated.keys())
+        if self.request.turns is None:
+            if self.collector:
+                self.collector.discard(self.tokens.keys() - self.truncated.keys())
+            self.tokens = {row: tokens for row, tokens in self.tokens.items() if row in self.truncated}
+        self.turn |= {row: len(self.tokens[row]) for row in self.answered}
+        self.answered.clear()
+        self.paused = dict.fromkeys(self.paused)  # caches are computed anew, because memory has run out
         waiting = self._prefilled()
         rows = len(self.request)
         try:
             while len(self.truncated) < rows:
                 self.request.interrupt()
                 self._admit(waiting)
-                for row in self._advance():
+                for row in (*self._advance(), *self._resume()):
                     if on_finished:
                         on_finished(row, np.array(self.tokens[row], dtype=np.int64))
         finally:
@@ -96,39 +107,77 @@ class MlxRollout:
         free = self.batch - len(self.active) - len(self.entering)
         if self.active and free < max(1, self.batch // REFILL):
             return
-        seeds = self.request.global_rows
+        if self.answered:
+            self._release(now=True)  # a response must not be in the batch twice
+            free = self.batch - len(self.active) - len(self.entering)
         with mx.stream(self.generator.stream):
-            for _, (row, last, cache) in zip(range(free), waiting, strict=False):
-                self.generator.insert([[last]], caches=[cache])
-                self.inserted.append(row)
-                self.entering.append(row)
-                self.tokens[row], self.numbers[row] = [], []
-                # One more than there are tokens: what follows the last is drawn before it is known to be the last.
-                noise = uniforms(self.sampling.seed, int(seeds[row]), self.sampling.max_tokens + 1)
-                self.noise[row] = noise.astype(np.float32)
+            for _, (row, last, cache) in zip(range(free), chain(self._read_answers(free), waiting), strict=False):
+                self._insert(row, last, cache)
+
+    def _insert(self, row: int, last: int, cache: Any) -> None:
+        """Let a response enter the batch: its cache holds all its tokens but the ``last``."""
+        self.generator.insert([[last]], caches=[cache])
+        self.inserted.append(row)
+        self.entering.append(row)
+        if row not in self.tokens:
+            self.tokens[row], self.own[row], self.numbers[row], self.turn[row] = [], [], [], 0
+        # One more than there are tokens: what follows the last is drawn before it is known to be the last.
+        seed = int(self.request.global_rows[row])
+        noise = uniforms(self.sampling.seed, seed, self.sampling.max_tokens + 1)
+        self.noise[row] = noise.astype(np.float32)
 
     def _prefilled(self) -> Iterator[tuple[int, int, Any]]:
         """Row, last id of its prompt and the cache of what precedes it, of every unfinished response; the samples of
         a prompt share one cache, which the generator copies from when they enter."""
         samples = self.sampling.samples
         missing: dict[int, list[int]] = {}  # rows by prompt
+        begun = []
         for row in range(len(self.request)):
-            if row not in self.truncated:
+            if self.tokens.get(row) and row not in self.truncated and row not in self.paused:
+                begun.append(row)
+            elif row not in self.truncated and row not in self.paused:
                 missing.setdefault(row // samples, []).append(row)
         places = list(missing)
         size = min(PREFILL, self.batch)
         for first in range(0, len(places), size):
             chosen = places[first : first + size]
             wave = [self.request.prompts[place].tolist() for place in chosen]
-            caches = [make_prompt_cache(self.model) for _ in wave]
-            long = [i for i, prompt in enumerate(wave) if len(prompt) > 1]
-            batch = PromptProcessingBatch(self._logits, long, [caches[i] for i in long])
-            batch.prompt([wave[i][:-1] for i in long])
-            for place, i in enumerate(long):
-                caches[i] = batch.extract_cache(place)
+            caches = self._read(wave, [make_prompt_cache(self.model) for _ in wave])
             for place, prompt, cache in zip(chosen, wave, caches, strict=True):
                 for row in missing[place]:
                     yield row, prompt[-1], cache
+        for row in begun:
+            yield self._read_again(row)
+
+    def _read(self, wave: list[list[int]], caches: list[Any]) -> list[Any]:
+        """The caches after all but the last of these ids."""
+        long = [i for i, ids in enumerate(wave) if len(ids) > 1]
+        batch = PromptProcessingBatch(self._logits, long, [caches[i] for i in long])
+        batch.prompt([wave[i][:-1] for i in long])
+        for place, i in enumerate(long):
+            caches[i] = batch.extract_cache(place)
+        return caches
+
+    def _read_again(self, row: int) -> tuple[int, int, Any]:
+        """What ``_prefilled`` yields for a response that was begun before memory ran out."""
+        ids = self.request.prompts[row // self.sampling.samples].tolist() + self.tokens[row]
+        return row, ids[-1], self._read([ids], [make_prompt_cache(self.model)])[0]
+
+    def _read_answers(self, most: int) -> Iterator[tuple[int, int, Any]]:
+        """What ``_prefilled`` yields, of ``most`` responses whose environment has answered: only the answer is read."""
+        ready = list(self.answered)[:most]
+        size = min(PREFILL, self.batch)
+        for first in range(0, len(ready), size):
+            chosen = ready[first : first + size]
+            caches = [self.answered.pop(row) for row in chosen]
+            wave = [self.tokens[row][self.turn[row] :] for row in chosen]
+            self.turn |= {row: len(self.tokens[row]) for row in chosen}
+            lost = [row for row, cache in zip(chosen, caches, strict=True) if cache is None]
+            kept = [place for place, cache in enumerate(caches) if cache is not None]
+            read = self._read([wave[place] for place in kept], [caches[place] for place in kept])
+            for place, cache in zip(kept, read, strict=True):
+                yield chosen[place], wave[place][-1], cache
+            yield from map(self._read_again, lost)
 
     def _advance(self) -> list[int]:
         """One token for every active row. Returns the rows that are finished."""
@@ -140,32 +189,63 @@ class MlxRollout:
             for rows, values, _ in arriving
             for row, value in zip(rows, np.array(values).T.tolist(), strict=True)
         }
-        returned = {self.inserted[response.uid] for response in responses} - self.truncated.keys()
+        returned = {self.inserted[response.uid] for response in responses if response.uid not in self.idle}
         for rows, _, features in arriving:
             if self.collector and features is not None:
                 kept = [place for place, row in enumerate(rows) if row in returned]
-                self.collector.put([(rows[place], len(self.tokens[rows[place]])) for place in kept], features, kept)
+                self.collector.put([(rows[place], len(self.numbers[rows[place]])) for place in kept], features, kept)
         finished = []
         for response in responses:
             row = self.inserted[response.uid]
-            if row in self.truncated:
+            if response.uid in self.idle:
                 continue  # finished before, and waiting for others to leave with
             self.tokens[row].append(response.token)
+            self.own[row].append(True)
             self.numbers[row].append(numbers[row])
-            ended = self.sampling.ends(self.tokens[row])
-            if ended or len(self.tokens[row]) == self.sampling.max_tokens:
+            ended = self.sampling.ends(self.tokens[row][self.turn[row] :])
+            if not ended and len(self.tokens[row]) < self.sampling.max_tokens:
+                continue
+            self.idle.append(response.uid)
+            if ended and self.request.turns is not None:
+                self._pause(row, response.uid)
+            else:
                 self.truncated[row] = not ended
-                self.idle.append(response.uid)
                 finished.append(row)
         self._release()
         return finished
 
-    def _release(self) -> None:
+    def _pause(self, row: int, uid: int) -> None:
+        """Keep the keys and values of a response whose turn has ended, and ask its environment."""
+        assert self.request.turns is not None
+        with mx.stream(self.generator.stream):
+            self.paused[row], _ = self.generator.extract_cache([uid])[uid]
+        self.turn[row] = len(self.tokens[row])
+        self.request.turns.turn_ended(row, np.array(self.tokens[row], dtype=np.int64))
+
+    def _resume(self) -> list[int]:
+        """Append the answers that have arrived. Returns the rows that are finished."""
+        if self.request.turns is None or not self.paused:
+            return []
+        finished = []
+        busy = len(self.active) > len(self.idle) or self.entering or self.answered
+        unread = len(self.tokens) < len(self.request)  # prompts that have not entered yet
+        for row, ids in self.request.turns.answers(wait=not busy and not unread):
+            cache = self.paused.pop(row)
+            if ids is None:
+                self.truncated[row] = False
+                finished.append(row)
+                continue
+            self.tokens[row] += ids.tolist()
+            self.own[row] += [False] * len(ids)
+            self.answered[row] = cache
+        return finished
+
+    def _release(self, now: bool = False) -> None:
         """Let finished rows leave, once 1/REFILL of the batch are: to leave copies all keys and values that stay.
 
         The generator, which is told of no end, would copy them, and wait for every layer, at each row's.
         """
-        if len(self.idle) * REFILL < max(len(self.active), 1):
+        if not self.idle or (not now and len(self.idle) * REFILL < max(len(self.active), 1)):
             return
         with mx.stream(self.generator.stream):
             self.generator.remove(self.idle)
@@ -173,7 +253,7 @@ class MlxRollout:
         self.active = [row for row in self.active if row not in gone]
         self.idle = []
         for row in gone:
-            del self.noise[row]
+            self.noise.pop(row, None)
 
     def _logits(self, ids: mx.array, cache: Any) -> mx.array:
         """What the generator takes for the model: with the head of scoring, in the float32 that it normalises in."""
@@ -208,7 +288,11 @@ class MlxRollout:
         return tokens
 
     def _completions(self, rows: int) -> Completions:
-        lengths = [len(self.tokens[row]) for row in range(rows)]
+        lengths = [len(self.numbers[row]) for row in range(rows)]
+        regions = ResponseRegions.of(
+            [np.array(self.tokens[row], dtype=np.int64) for row in range(rows)],
+            [np.array(self.own[row], dtype=bool) for row in range(rows)],
+        )
         numbers = np.array([each for row in range(rows) for each in self.numbers[row]], dtype=np.float32)
         columns = numbers.reshape(sum(lengths), 1 + self.request.entropies).T.copy()
         features = None
@@ -216,13 +300,14 @@ class MlxRollout:
             scale = -np.expm1(columns[0]) if self.request.proxy.kind == "output_row" else np.ones(sum(lengths))
             features = self.collector.features(starts_of(lengths), scale.astype(np.float64))
         return Completions(
-            tokens=np.array([token for row in range(rows) for token in self.tokens[row]], dtype=np.int64),
-            starts=starts_of(lengths),
+            tokens=regions.own_tokens,
+            starts=regions.own_starts,
             logprobs=columns[0],
             truncated=np.array([self.truncated[row] for row in range(rows)], dtype=bool),
             version=self.version,
             entropies=columns[1] if self.request.entropies else None,
             features=features,
+            regions=regions if self.request.turns is not None else None,
         )
 
 

@@ -105,7 +105,7 @@ def can_share_prompts(policy: MlxPolicy, *, array_masks: bool) -> bool:
         prompt_lengths=np.array([2, 3]),
         prompt_of=np.array([1, 0]),
         responses=np.stack([ids[1:4], ids[2:5]]),
-        lengths=np.array([4, 4]),
+        own=(np.ones(4, dtype=bool),) * 2,
         targets=np.zeros(8, dtype=np.int64),
     )
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from backends.collective import SOLO, from_first
+from backends.errors import no_turns
 from backends.interface import (
     BackendError,
     Collective,
@@ -159,6 +160,8 @@ class VllmSampler:
 
     def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
         """Draw ``samples`` responses for each prompt."""
+        if request.turns is not None:
+            raise no_turns("vLLM", 'set engine.kind = "local"')
         sampling = request.sampling
         prompts = [prompt for prompt in request.prompts for _ in range(sampling.samples)]
         seeds = [seed_of(sampling.seed, row) for row in request.global_rows.tolist()]

@@ -84,10 +84,11 @@ class Oracle:
     def distributions(self, sequences: Sequences) -> Distributions:
         parts = []
         for row, prompt in enumerate(sequences.prompts):
-            ids = torch.from_numpy(np.concatenate([prompt, sequences.response(row)]))[None]
-            hidden = self.model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
+            response, own = sequences.region(row)
+            ids = torch.from_numpy(np.concatenate([prompt, response]))[None]
+            hidden = self.model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1][torch.from_numpy(own)]
             log = (self.model.lm_head(hidden) / (sequences.temperature or 1.0)).log_softmax(-1)
-            parts.append((log, hidden, ids[0, len(prompt) :]))
+            parts.append((log, hidden, ids[0, len(prompt) :][torch.from_numpy(own)]))
         return Distributions(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
     def next_token(self, ids: list[int], temperature: float = 1.0) -> np.ndarray:
