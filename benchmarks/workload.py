@@ -126,9 +126,9 @@ class EveryResponse(Updater):
         """One forward over the whole batch."""
         return super().score(batch, every=True)
 
-    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids) -> Surrogate:
+    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids, seed: int = 0) -> Surrogate:
         """The objective, shown every response of a mini-batch that has any to learn from."""
-        found = super().surrogate(batch, coefficients, groups)
+        found = super().surrogate(batch, coefficients, groups, seed)
         return _Shown(found.method, found.batch)
 
 

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
 
+from delta_cli.credit.corrections import CORRECTIONS
 from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
 from delta_cli.doctor import plan_text
 from delta_cli.doctor.assumptions import ASSUMPTIONS
@@ -72,6 +73,10 @@ def recipes() -> str:
         "What `method.preset` stands for. Any of these can be changed by its own key in `[method]`.\n"
         f"The defaults of the numbers: {_numbers()}.\n",
         _table(("preset", *CHOICES, "numbers that differ from the defaults"), map(_preset, PRESETS)),
+        "## Corrections\n",
+        "What `correction.preset` stands for; [off_policy.md](off_policy.md) says what each does. The four names with\n"
+        "truncate or mask are TRL's `vllm_importance_sampling_mode`, the others verl's `RolloutCorrectionConfig`.\n",
+        _table(("preset", "weight", "outside the bounds", "rejected", "bypass"), map(_correction, CORRECTIONS)),
     ]
     return "\n".join(parts)
 
@@ -457,6 +462,20 @@ def _purpose(section: str) -> str:
 def _numbers() -> str:
     numbers = (field for field in fields(Method) if field.name not in CHOICES)
     return ", ".join(f"{field.name} {field.default}" for field in numbers if isinstance(field.default, float))
+
+
+def _correction(name: str) -> tuple[str, ...]:
+    """The row of a correction."""
+    given = CORRECTIONS[name]
+    weighs = given.weight != "none"
+    low = f"{given.reject_low:g} to" if given.reject.endswith("k1") else "at most"
+    return (
+        f"`{name}`",
+        given.weight if weighs else "",
+        f"{given.bound}, {given.low:g} to {given.high:g}" if weighs else "",
+        "" if given.reject == "none" else f"{given.reject}, kept: {low} {given.reject_high:g}",
+        "yes" if given.bypass else "",
+    )
 
 
 def _preset(name: str) -> tuple[str, ...]:

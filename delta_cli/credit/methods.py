@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from delta_cli.credit.advantages import ADVANTAGES, AdvantageKind
 from delta_cli.credit.checks import check_choices, check_positive
+from delta_cli.credit.entropy import CovarianceKind
 
 CreditKind = Literal["uniform", "delta", "entropy", "future_kl"]
 GateKind = Literal["none", "clip", "soft", "sequence_clip", "stop_gradient"]
@@ -18,6 +19,7 @@ _CHOICES = {
     "gate": get_args(GateKind),
     "aggregation": get_args(AggregationKind),
     "entropy_mean": ("kept", "all"),
+    "covariance": get_args(CovarianceKind),
 }
 
 
@@ -28,6 +30,9 @@ class Method:
     ``credit`` says where a token's weight comes from: "uniform" is 1, "delta" the coefficients of section 2, "entropy"
     1 on the top ``entropy_share`` of tokens by entropy while the others are left out, "future_kl" the future
     log-ratios.
+
+    ``covariance`` acts on a few tokens whose advantage and log-probability vary together the most, because they lower
+    the entropy: "clip" takes their gradient away, "kl" adds a penalty on their change (arXiv 2505.22617).
 
     ``aggregation`` "micro_batch_mean" is what verl computes with packed micro-batches: the token mean of each,
     weighted by its share of the responses, so that the loss depends on how they were packed.
@@ -49,6 +54,11 @@ class Method:
     future_half_life: float = 32.0  # future_kl: tokens after which a log-ratio counts half
     future_high: float = 1.2  # future_kl: the weight's range is [1, future_high] …
     future_ratio: float = 10.0  # … but it is 1 where A < 0 and r > future_ratio
+    covariance: CovarianceKind = "none"  # what happens to tokens of large covariance of advantage and log-probability
+    covariance_share: float = 2e-4  # of the tokens that are chosen, at least one
+    covariance_low: float = 1.0  # clip: only tokens with a covariance above this …
+    covariance_high: float = 5.0  # … and below this
+    covariance_kl: float = 1.0  # kl: weight of the penalty |logp − logp_old|
 
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
@@ -61,6 +71,13 @@ class Method:
         check_positive(self, "tau_positive", "tau_negative", "bound", "future_half_life", "future_ratio")
         if not 0 <= self.bound_low <= self.bound:
             raise ValueError(f"bound_low must lie between 0 and bound = {self.bound}, not {self.bound_low}")
+        if not 0 < self.covariance_share <= 1:
+            raise ValueError(f"covariance_share must lie in (0, 1], not {self.covariance_share}")
+        if not self.covariance_low < self.covariance_high or not self.covariance_kl >= 0:
+            raise ValueError(
+                "a covariance needs covariance_low < covariance_high and covariance_kl >= 0, not "
+                f"{self.covariance_low}, {self.covariance_high} and {self.covariance_kl}"
+            )
         if not self.future_high >= 1:
             raise ValueError(f"FIPO needs future_high >= 1, not {self.future_high}")
 
@@ -79,6 +96,9 @@ PRESETS: dict[str, Method] = {
     # GSPO's own range: a mean of log-ratios moves far less than one of them (arXiv 2507.18071, section 5.1)
     "gspo": Method("group_normalised", "uniform", "sequence_clip", "response_mean", eps_low=3e-4, eps_high=4e-4),
     "cispo": Method("group_normalised", "uniform", "stop_gradient", "token_mean"),
+    # arXiv 2505.22617 with the constants of verl's recipes
+    "clip_cov": Method("group_normalised", "uniform", "clip", "token_mean", covariance="clip"),
+    "kl_cov": Method("group_normalised", "uniform", "none", "token_mean", covariance="kl"),
     "delta": replace(_DAPO, credit="delta"),
     "delta_group": replace(_DAPO, credit="delta"),
 }

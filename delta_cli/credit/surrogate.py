@@ -8,12 +8,17 @@ changes nothing beyond rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from delta_cli.credit.checks import check_layout
+from delta_cli.credit.corrections import NO_CORRECTION, Correction, accepted_tokens, correction_weights
+from delta_cli.credit.corrections import correction as find_correction
+from delta_cli.credit.divergences import KL_ESTIMATORS, KlEstimator
+from delta_cli.credit.entropy import clip_cov_tokens, covariances, entropy_estimate, kl_cov_tokens
 from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
 from delta_cli.credit.methods import Method
 from delta_cli.credit.methods import method as find_method
@@ -34,9 +39,12 @@ class MiniBatch:
     kept: Bools | None = None  # [R] False: left out of loss and denominator
     max_length: int | None = None  # tokens; needed by aggregation "constant"
     reference_logp: Doubles | None = None  # [N] under the reference policy; needed with kl_coefficient
-    kl_coefficient: float = 0.0  # of the k3 estimator of KL(policy ‖ reference)
-    engine_logp: Doubles | None = None  # [N] under the sampling engine; needed with importance_cap
-    importance_cap: float | None = None  # weight min(exp(logp_old − logp_engine), cap)
+    kl_coefficient: float = 0.0  # of the estimate of KL(policy ‖ reference)
+    kl_estimator: KlEstimator = "k3"
+    entropy_coefficient: float = 0.0  # of the entropy bonus; needs entropies
+    engine_logp: Doubles | None = None  # [N] under the sampling engine; needed with a correction
+    correction: Correction = NO_CORRECTION  # for the gap between logp_old and engine_logp
+    seed: int = 0  # of the tokens that covariance "clip" chooses
 
     def __post_init__(self) -> None:
         check_layout(self.advantages, self.starts)
@@ -49,8 +57,39 @@ class MiniBatch:
             raise ValueError(f"kept must be [R] = {list(self.advantages.shape)}, not {list(self.kept.shape)}")
         if self.kl_coefficient and self.reference_logp is None:
             raise ValueError("kl_coefficient needs reference_logp")
-        if self.importance_cap is not None and self.engine_logp is None:
-            raise ValueError("importance_cap needs engine_logp")
+        if self.entropy_coefficient and self.entropies is None:
+            raise ValueError("entropy_coefficient needs entropies")
+        if self.correction.active and self.engine_logp is None:
+            raise ValueError("a correction needs engine_logp")
+
+    @property
+    def ratio_logp(self) -> Doubles:
+        """The log-probabilities [N] that the gate's ratio divides by."""
+        return self.logp_old if self.engine_logp is None or not self.correction.bypass else self.engine_logp
+
+    @cached_property
+    def gap(self) -> Doubles:
+        """logp_old − engine_logp, [N]; zeros without a correction."""
+        if self.engine_logp is None or not self.correction.active:
+            return np.zeros(len(self.logp_old))
+        return self.logp_old - self.engine_logp
+
+    @cached_property
+    def tokens(self) -> Bools:
+        """Which tokens are neither left out with their response nor rejected by the correction, [N]."""
+        accepted = accepted_tokens(self.correction, self.gap, self.starts)
+        return accepted if self.kept is None else accepted & np.repeat(self.kept, np.diff(self.starts))
+
+    @cached_property
+    def responses(self) -> Bools:
+        """Which responses count, [R]: those that are kept and were not rejected as a whole."""
+        lengths = np.diff(self.starts)
+        kept = np.ones(len(lengths), dtype=bool) if self.kept is None else self.kept
+        if self.correction.reject == "none":
+            return kept
+        counts = np.bincount(np.repeat(np.arange(len(lengths)), lengths), self.tokens, len(lengths))
+        responses: Bools = kept & ((counts > 0) | (lengths == 0))
+        return responses
 
 
 @dataclass
@@ -88,9 +127,25 @@ class Surrogate:
         self._units = _units(self.method, self.batch.starts, self._shares)  # [R]
         self._averaged = averaged_tokens(self.method, self.batch, kept)  # [N]
         self._factors = self._shares if self.batch.weights is None else self._shares * self.batch.weights
-        if self.batch.importance_cap is not None and self.batch.engine_logp is not None:
-            drift = np.clip(self.batch.logp_old - self.batch.engine_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-            self._factors = self._factors * np.minimum(np.exp(drift), self.batch.importance_cap)
+        if self.batch.correction.weight != "none":
+            weights = correction_weights(self.batch.correction, self.batch.gap, self.batch.starts)
+            self._factors = self._factors * weights
+        self._chosen = self._by_covariance(kept)  # [N]
+        if self.method.covariance == "clip":
+            self._factors = np.where(self._chosen, 0.0, self._factors)
+        self._bonus = kept * (self.batch.entropy_coefficient / max(int(kept.sum()), 1))  # [N] of the entropy
+
+    def _by_covariance(self, kept: Bools) -> Bools:
+        """The tokens whose covariance of advantage and log-probability the method acts on, [N]."""
+        method, batch = self.method, self.batch
+        if method.covariance == "none":
+            return np.zeros(len(kept), dtype=bool)
+        advantages = np.repeat(batch.advantages, np.diff(batch.starts))
+        covariance, share = covariances(batch.logp_old, advantages, kept), method.covariance_share
+        if method.covariance == "kl":
+            return kl_cov_tokens(covariance, kept, share)
+        low, high = method.covariance_low, method.covariance_high
+        return clip_cov_tokens(covariance, kept, share, low, high, np.random.default_rng(batch.seed))
 
     @property
     def has_gradient(self) -> bool:
@@ -102,13 +157,15 @@ class Surrogate:
         """The responses [R] that the objective must see; no other adds to loss, gradient or ``scale``.
 
         A response can be skipped if each of its tokens has no advantage or no weight, or is left out, and there is no
-        KL term. With the mean over micro-batches, it is all responses or none, because that mean depends on what
-        shares a micro-batch.
+        KL term and no entropy bonus. With the mean over micro-batches, it is all responses or none, because that mean
+        depends on what shares a micro-batch.
         """
         lengths = np.diff(self.batch.starts)
         tokens = self._factors * np.repeat(self.batch.advantages, lengths) != 0
-        if self.batch.kl_coefficient > 0:
+        if self.batch.kl_coefficient > 0 or self.batch.entropy_coefficient > 0:
             tokens = tokens | (self._shares > 0)
+        if self.method.covariance == "kl":
+            tokens = tokens | self._chosen
         found = np.bincount(np.repeat(np.arange(len(lengths)), lengths), tokens, len(lengths)) > 0
         if self.method.aggregation == "micro_batch_mean":
             return np.full(len(lengths), found.any())
@@ -136,14 +193,14 @@ class Surrogate:
         firsts, lasts = self.batch.starts[rows], self.batch.starts[rows + 1]
         lengths = lasts - firsts
         index = np.concatenate([np.arange(0), *map(np.arange, firsts, lasts)])  # [n]
-        raw = logp - self.batch.logp_old[index]
+        raw = logp - self.batch.ratio_logp[index]
         delta = np.clip(raw, -MAX_LOG_RATIO, MAX_LOG_RATIO)
         advantages = np.repeat(self.batch.advantages[rows], lengths)
         factors = self._factors[index]
         shares = self._shares[index]
         if self.method.aggregation == "micro_batch_mean":
             tokens = max(int(self._averaged[index].sum()), 1)
-            packed = int(_responses(self.batch)[rows].sum()) / tokens
+            packed = int(self.batch.responses[rows].sum()) / tokens
             factors, shares = factors * packed, shares * packed
 
         gate = GATES[self.method.gate](GateInput(logp, delta, advantages, lengths), self.method)
@@ -155,12 +212,23 @@ class Surrogate:
         inside = (np.abs(raw) <= MAX_LOG_RATIO) | (self.method.gate == "stop_gradient")
         loss = -np.dot(factors, gate.value)
         gradient = -factors * gate.slope * inside
-        self._observe(delta, gate.closed, shares)
+        drift = np.clip(logp - self.batch.logp_old[index], -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        self._observe(drift, gate.closed | (self._chosen[index] & (self.method.covariance == "clip")), shares)
         if self.batch.kl_coefficient:
-            kl, slope = _k3(logp, self.batch.reference_logp[index])  # type: ignore[index]
+            distance = logp - self.batch.reference_logp[index]  # type: ignore[index]
+            kl, slope = KL_ESTIMATORS[self.batch.kl_estimator](distance, raw)
             self.totals.kl_reference += float(kl[shares > 0].sum())
             loss += self.batch.kl_coefficient * np.dot(shares, kl)
             gradient += self.batch.kl_coefficient * shares * slope
+        if self.method.covariance == "kl":
+            penalty = self.method.covariance_kl * shares * self._chosen[index]
+            loss += np.dot(penalty, np.abs(delta))
+            gradient += penalty * np.sign(delta) * (np.abs(raw) <= MAX_LOG_RATIO)
+        if self.batch.entropy_coefficient:
+            entropy, slope = entropy_estimate(logp, delta, self.batch.entropies[index])  # type: ignore[index]
+            bonus = self._bonus[index] * (shares > 0)
+            loss -= np.dot(bonus, entropy)
+            gradient -= bonus * slope * (np.abs(raw) <= MAX_LOG_RATIO)
         return float(loss), gradient
 
     def _observe(self, delta: Doubles, closed: Bools, shares: Doubles) -> None:
@@ -188,7 +256,8 @@ def policy_loss(
     ``starts`` int64 [R+1], first 0, last N. ``weights`` [N] multiply each token's term in any preset (None: 1); for
     preset "delta" they come from :func:`token_coefficients`. ``entropies`` [N] select the tokens of "dapo_ft".
     ``options`` are fields of :class:`Method` (``eps_low``, ``dual_clip``, ``gate``, …) and of :class:`MiniBatch`
-    (``max_length`` for "dr_grpo", ``kept``, ``kl_coefficient`` …).
+    (``max_length`` for "dr_grpo", ``kept``, ``kl_coefficient`` …); ``correction`` may be a name in
+    :data:`delta_cli.credit.CORRECTIONS`.
 
     Raises ValueError if shapes do not fit or a preset lacks an input, TypeError for an unknown option.
     """
@@ -197,6 +266,8 @@ def policy_loss(
     for name in ("kept", "reference_logp", "engine_logp"):
         if extras.get(name) is not None:
             extras[name] = np.asarray(extras[name], bool if name == "kept" else np.float64)
+    if isinstance(extras.get("correction"), str):
+        extras["correction"] = find_correction(extras["correction"])
     advantages, starts = check_layout(advantages, starts)
     batch = MiniBatch(
         np.asarray(logp_old, np.float64),
@@ -216,10 +287,7 @@ def policy_loss(
 
 def token_mask(method: Method, batch: MiniBatch) -> Bools:
     """Which tokens count, in the loss and in its denominator, [N]."""
-    tokens = int(batch.starts[-1])
-    kept = np.ones(tokens, dtype=bool)
-    if batch.kept is not None:
-        kept = np.repeat(batch.kept, np.diff(batch.starts))
+    kept = batch.tokens
     if method.credit != "entropy" or not kept.any():
         return kept
     if batch.entropies is None:
@@ -231,21 +299,16 @@ def token_mask(method: Method, batch: MiniBatch) -> Bools:
     return kept & high  # ties with the threshold stay
 
 
-def _responses(batch: MiniBatch) -> Bools:
-    """Which responses count, [R]."""
-    return np.ones(len(batch.advantages), dtype=bool) if batch.kept is None else batch.kept
-
-
 def averaged_tokens(method: Method, batch: MiniBatch, kept: Bools) -> Bools:
-    """The tokens of the mean, [N]: those that ``kept`` selects, or all tokens of responses that count."""
-    return kept if method.entropy_mean == "kept" else np.repeat(_responses(batch), np.diff(batch.starts))
+    """The tokens of the mean, [N]: those that ``kept`` selects, or all that are not left out or rejected."""
+    return kept if method.entropy_mean == "kept" else batch.tokens
 
 
 def _shares(method: Method, batch: MiniBatch, kept: Bools) -> Doubles:
     """Each token's share of the objective, [N]: the aggregation."""
     lengths = np.diff(batch.starts)
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    responses = _responses(batch)
+    responses = batch.responses
     averaged = averaged_tokens(method, batch, kept)
     counts = np.bincount(rows, averaged, len(lengths))  # [R] tokens that the mean runs over
 
@@ -297,10 +360,3 @@ def future_kl_weights(delta: Doubles, advantages: Doubles, lengths: Ids, method:
     weights = np.where((advantages < 0) & (ratio > method.future_ratio), 1.0, weights)
     floored = np.bincount(rows, dual_clipped(ratio, advantages, method), len(lengths))
     return weights, floored <= 1
-
-
-def _k3(logp: Doubles, reference: Doubles) -> tuple[Doubles, Doubles]:
-    """exp(ref − logp) − (ref − logp) − 1 and its derivative with respect to logp."""
-    raw = reference - logp
-    gap = np.clip(raw, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return np.exp(gap) - gap - 1, (1 - np.exp(gap)) * (np.abs(raw) <= MAX_LOG_RATIO)

@@ -1,4 +1,4 @@
-"""The sections of the algorithm: ``[method]``, and ``[delta]`` for DelTA's coefficients."""
+"""The sections of the algorithm: ``[method]``, ``[delta]`` for DelTA's coefficients, and ``[correction]``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from delta_cli.credit.coefficients import (
     ScoreKind,
     WeightingKind,
 )
+from delta_cli.credit.corrections import CORRECTIONS, Correction, RejectKind, WeightBound, WeightKind, correction
+from delta_cli.credit.entropy import CovarianceKind
 from delta_cli.credit.methods import (
     PRESETS,
     AggregationKind,
@@ -27,9 +29,43 @@ from delta_cli.credit.methods import (
 )
 
 Preset = Literal[
-    "reinforce", "grpo", "dr_grpo", "rloo", "dapo", "dapo_ft", "sapo", "fipo", "gspo", "cispo", "delta", "delta_group"
+    "reinforce",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "dapo",
+    "dapo_ft",
+    "sapo",
+    "fipo",
+    "gspo",
+    "cispo",
+    "clip_cov",
+    "kl_cov",
+    "delta",
+    "delta_group",
 ]
 assert set(get_args(Preset)) == set(PRESETS)
+CorrectionPreset = Literal[
+    "none",
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "decoupled_token_is",
+    "decoupled_seq_is",
+    "decoupled_token_icepop",
+    "decoupled_seq_is_rs",
+    "decoupled_geo_rs",
+    "decoupled_geo_rs_seq_tis",
+    "decoupled_geo_rs_token_tis",
+    "decoupled_k3_rs",
+    "decoupled_k3_rs_seq_tis",
+    "decoupled_k3_rs_token_tis",
+    "bypass_ppo_clip",
+    "bypass_ppo_clip_geo_rs",
+    "bypass_ppo_clip_k3_rs",
+]
+assert set(get_args(CorrectionPreset)) == set(CORRECTIONS)
 
 
 class MethodSection(Section):
@@ -56,11 +92,53 @@ class MethodSection(Section):
     future_half_life: float | None = key(None, "future_kl: half-life of a later token's influence", "tokens", gt=0)
     future_high: float | None = key(None, "future_kl: largest weight", ge=1)
     future_ratio: float | None = key(None, "future_kl: the weight is 1 above this ratio if A < 0", gt=1)
+    covariance: CovarianceKind | None = key(
+        None,
+        "clip: no gradient for a few tokens whose advantage and log-probability vary together; kl: a penalty on those",
+    )
+    covariance_share: float | None = key(None, "covariance: share of tokens chosen, at least one", gt=0, le=1)
+    covariance_low: float | None = key(None, "covariance clip: only tokens with a covariance above this")
+    covariance_high: float | None = key(None, "covariance clip: only tokens with a covariance below this")
+    covariance_kl: float | None = key(None, "covariance kl: weight of the penalty |logp − logp_old|", ge=0)
 
     def resolve(self) -> Method:
         """The preset with the changes."""
         changes = {name: value for name, value in self if name not in ("preset", "blame") and value is not None}
         return method(self.preset, **changes)
+
+
+class CorrectionSection(Section):
+    """What makes up for the gap between the sampler's log-probabilities and the trainer's; see docs/off_policy.md."""
+
+    preset: CorrectionPreset = key(
+        "none", "named correction of TRL or verl; with vLLM decoupled_token_is. Absent keys take its values"
+    )
+    weight: WeightKind | None = key(
+        None, "ratio trainer / engine that weighs a token: its own, the product or geometric mean of its response"
+    )
+    bound: WeightBound | None = key(None, "weights outside [low, high]: truncate caps them, mask sets them to 0")
+    low: float | None = key(None, "lower bound of the weight", ge=0)
+    high: float | None = key(None, "upper bound of the weight", gt=0)
+    reject: RejectKind | None = key(
+        None,
+        "divergence that removes tokens or responses from the loss and its denominators: estimate k1, k2 or k3 of a "
+        "token, or its sum, mean or maximum over a response",
+    )
+    reject_low: float | None = key(None, "k1: smallest ratio engine / trainer that is kept", gt=0)
+    reject_high: float | None = key(None, "k1: largest ratio that is kept; k2 and k3: largest divergence", gt=0)
+    bypass: bool | None = key(
+        None, "the gate's ratio compares with the engine's log-probabilities, not with the trainer's old ones"
+    )
+
+    def resolve(self) -> Correction:
+        """The preset with the changes."""
+        changes = {name: value for name, value in self if name != "preset" and value is not None}
+        return correction(self.preset, **changes)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.resolve()
+        return self
 
 
 class DeltaSection(Section):

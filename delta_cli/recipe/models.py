@@ -21,12 +21,13 @@ from backends.settings import (
     Section,
     key,
 )
+from delta_cli.credit.divergences import KlEstimator
 from delta_cli.credit.methods import PRESET_CREDIT
 from delta_cli.recipe.data import DataSection
-from delta_cli.recipe.method import DeltaSection, MethodSection
+from delta_cli.recipe.method import CorrectionSection, DeltaSection, MethodSection
 from delta_cli.recipe.reward import Reward, RewardTables, check_rewards, verifiers
 
-VLLM_IMPORTANCE_CAP = 2.0  # default of update.importance_cap with vLLM
+VLLM_CORRECTION = "decoupled_token_is"  # default of correction.preset with vLLM
 
 
 class RunSection(Section):
@@ -116,12 +117,22 @@ class UpdateSection(MemoryBudget, Optimizer, UpdateSchedule):  # pydantic takes 
         "rollout: what the local engine kept while it sampled; auto: rollout in float32, where both are equal, "
         "otherwise recompute",
     )
-    kl_coefficient: float = key(0.0, "weight of the KL divergence to the initial policy (k3 estimate)", ge=0, le=100)
-    importance_cap: float | None = key(
-        None,
-        "cap of the importance weight that corrects for the sampler's own log-probabilities; absent: no correction",
-        gt=0,
+    kl_coefficient: float = key(0.0, "weight of the KL divergence to the initial policy", ge=0, le=100)
+    kl_estimator: KlEstimator = key(
+        "k3",
+        "estimate of that divergence from one token; k3_bias_corrected is TRL's, low_var_kl verl's, and a + takes the "
+        "gradient of k2",
     )
+    entropy_coefficient: float = key(0.0, "weight of the entropy bonus; with entropy_target, its first value", ge=0)
+    entropy_target: float | None = key(
+        None,
+        "mean entropy of a token below which the bonus counts, its weight growing by entropy_step a step; absent: the "
+        "bonus always counts",
+        "nats",
+        ge=0,
+    )
+    entropy_step: float = key(0.005, "entropy_target: how much the bonus's weight changes in a step", gt=0)
+    entropy_max: float = key(1.0, "entropy_target: largest weight of the bonus", gt=0)
     drop_truncated: bool = key(False, "leave truncated responses out of the loss and its denominator")
 
 
@@ -180,6 +191,7 @@ class Recipe(Section):
     reward: RewardTables = Reward()
     method: MethodSection = MethodSection()
     delta: DeltaSection = DeltaSection()
+    correction: CorrectionSection = CorrectionSection()
     update: UpdateSection = UpdateSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -203,7 +215,7 @@ class Recipe(Section):
         if self.update.old_logprobs != "auto":
             return self.update.old_logprobs == "rollout"
         alike = self.engine.kind == "local" and self.model.dtype == "float32"
-        return alike and self.update.importance_cap is None
+        return alike and not self.correction.resolve().active
 
     @model_validator(mode="before")
     @classmethod
@@ -218,10 +230,10 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _correct_for_vllm(cls, table: Any) -> Any:
-        """With vLLM, whose log-probabilities differ from the trainer's, update.importance_cap is on by default."""
+        """With vLLM, whose log-probabilities differ from the trainer's, a correction is on by default."""
         engine = table.get("engine") if isinstance(table, dict) else None
-        if isinstance(engine, dict) and engine.get("kind") == "vllm" and isinstance(table.get("update", {}), dict):
-            return table | {"update": {"importance_cap": VLLM_IMPORTANCE_CAP} | table.get("update", {})}
+        if isinstance(engine, dict) and engine.get("kind") == "vllm" and isinstance(table.get("correction", {}), dict):
+            return table | {"correction": {"preset": VLLM_CORRECTION} | table.get("correction", {})}
         return table
 
     @model_validator(mode="after")
@@ -257,10 +269,10 @@ class Recipe(Section):
                 'update.old_logprobs = "rollout" needs entropies and features, which engine.kind = "vllm" does not '
                 'return; set update.old_logprobs = "recompute"'
             )
-        if self.update.old_logprobs == "rollout" and self.update.importance_cap is not None:
+        if self.update.old_logprobs == "rollout" and self.correction.resolve().active:
             raise ValueError(
-                "update.importance_cap compares the sampler with a forward pass; set update.old_logprobs = "
-                '"recompute", or remove it'
+                "[correction] compares the sampler with a forward pass; set update.old_logprobs = "
+                '"recompute", or correction.preset = "none"'
             )
         if self.engine.async_steps and self.parallel.processes > 1:
             raise ValueError(

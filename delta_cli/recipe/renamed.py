@@ -16,6 +16,7 @@ KEYS = {  # section -> old key -> new key
     "reward": {"format": "format_bonus", "length": "length_penalty"},
     "rollout": {"dynamic": "dynamic_sampling", "dynamic_limit": "dynamic_sampling_limit"},
 }
+MOVED = {("update", "importance_cap"): ("correction", "high", {"preset": "decoupled_token_is"})}
 VALUES = {("update", "old_logprobs"): {"fresh": "recompute"}}
 METRICS = {
     "equal_groups": "zero_variance_groups",
@@ -37,6 +38,20 @@ def with_new_keys(table: Mapping[str, Any], where: str) -> Table:
             found[section] = [_renamed(section, each, names, where) for each in value]
         elif isinstance(value, Mapping):
             found[section] = _renamed(section, value, names, where)
+    return _with_moved(found, where)
+
+
+def _with_moved(table: Table, where: str) -> Table:
+    """The table with keys that moved to another section in their new places, beside what they imply there."""
+    found = dict(table)
+    for (section, old), (target, new, implied) in MOVED.items():
+        if not isinstance(found.get(section), Mapping) or old not in found[section]:
+            continue
+        _warn(f"{where}: {section}.{old} is now {target}.{new}; the next release drops the old name")
+        rest = dict(found[section])
+        value = rest.pop(old)
+        found[section] = rest
+        found[target] = {**implied, new: value, **found.get(target, {})}
     return found
 
 

@@ -129,10 +129,10 @@ class BatchCollector:
 
     def _check_version(self, batch: RolloutBatch) -> None:
         present = self._learner.version
-        if batch.version != present and self._recipe.update.importance_cap is None:
+        if batch.version != present and not self._recipe.correction.resolve().active:
             raise BackendError(
                 f"responses came from version {batch.version} of the weights, but the policy is at {present}; the "
-                "sampling engine did not take the last update. Set update.importance_cap to correct for it"
+                "sampling engine did not take the last update. Set correction.preset to correct for it"
             )
 
 

@@ -43,6 +43,16 @@ METRICS: dict[str, Metric] = {
         "below 0.05",
     ),
     "engine_gap_max": Metric("nats", "the largest of these"),
+    "engine_gap_p99": Metric("nats", "99 % of these are at most so large"),
+    "engine_gap_p999": Metric("nats", "99.9 % of these are at most so large", "below 0.1, or a [correction]"),
+    "engine_gap_q1": Metric("nats", "mean gap in the first quarter of each response"),
+    "engine_gap_q2": Metric("nats", "mean gap in the second quarter"),
+    "engine_gap_q3": Metric("nats", "mean gap in the third quarter"),
+    "engine_gap_q4": Metric("nats", "mean gap in the last quarter", "as in the first"),
+    "ess_token": Metric(
+        "share", "effective sample size of the tokens under importance weights trainer / engine, not bounded", "1"
+    ),
+    "ess_sequence": Metric("share", "the same of the responses, each with the product of its tokens' weights", "1"),
     "staleness": Metric(
         "updates", "of the weights since the batch was drawn; more than 0 with engine.async_steps", "0"
     ),
@@ -58,7 +68,7 @@ METRICS: dict[str, Metric] = {
         "below 0.2",
     ),
     "kl_old": Metric("nats", "mean k3 estimate of KL(rollout policy ‖ policy) over the updates", "below 0.1"),
-    "kl_reference": Metric("nats", "mean k3 estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
+    "kl_reference": Metric("nats", "mean estimate of KL(policy ‖ initial policy), with update.kl_coefficient"),
     "ratio_gap_first": Metric("nats", "largest |logp − logp_old| at the first update: rounding", "below 0.001"),
     "ratio_gap": Metric("nats", "largest |logp − logp_old| at any update", "above 0 when there is more than one"),
     "probe_logprob_change": Metric(
@@ -102,7 +112,13 @@ AHEAD_METRICS = {
         "with engine.async_steps: time the trainer waited for the batch; most of seconds_rollout overlaps training",
     ),
 }
+OPTION_METRICS = {
+    "correction_cut": Metric(
+        "share", "with [correction]: tokens that it rejects or whose weight it bounds", "below 0.2"
+    ),
+    "entropy_coefficient": Metric("", "with an entropy bonus: its weight"),
+}
 REWARD_METRICS = {
     "reward_NAME": Metric("reward", "with several rewards: mean of the one of that name, before its weight", "rises"),
 }
-METRICS |= RANK_METRICS | AHEAD_METRICS | REWARD_METRICS
+METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | REWARD_METRICS

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from backends.arrays import Doubles
 from delta_cli.credit.coefficients import TokenCoefficients
+from delta_cli.credit.corrections import Correction
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
+from delta_cli.training.engine_gap import describe_gap
 from delta_cli.training.update import ScoredBatch
 
 
@@ -35,13 +37,11 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
     }
 
 
-def describe_scores(batch: ScoredBatch) -> dict[str, Any]:
+def describe_scores(batch: ScoredBatch, correction: Correction) -> dict[str, Any]:
     """Metrics of entropies, and of the gap between the sampler's log-probabilities and the trainer's."""
-    gap = np.abs(np.asarray(batch.old_logprobs, np.float64) - batch.rollout.engine_logprobs)[batch.scored]
     return {
         "entropy_mean": float(np.mean(batch.entropies, dtype=np.float64)),
-        "engine_gap_mean": float(gap.mean()) if len(gap) else None,
-        "engine_gap_max": float(gap.max()) if len(gap) else None,
+        **describe_gap(batch, correction),
         "scored": float(batch.scored.mean()),
     }
 

@@ -133,11 +133,12 @@ class Trainer:
         record: JsonObject = {"step": number + 1}
         prompts = self.recipe.rollout.prompts
         record |= describe_batch(batch, batch.draws * prompts, prompts)
-        record |= describe_scores(scored)
+        record |= describe_scores(scored, self.updater.correction)
         if self.updater.proxy:
             record |= describe_coefficients(coefficients, np.repeat(scored.advantages, batch.sequences.lengths))
         record |= {"staleness": staleness} | ({} if waited is None else {"seconds_waited": waited})
-        record |= updates.record() | {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
+        record |= updates.record() | self.updater.entropy.record()
+        record |= {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
         stopped = False
         if self._due(self.recipe.evaluation.every):
             try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Notice
+from delta_cli.training.engine_gap import CUT, advice
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,21 @@ TRIPWIRES = (
         ),  # with older weights a gap is expected
         "the sampler's log-probabilities differ from the trainer's by {engine_gap_mean:.3g} nats on average: it uses "
         "another precision, or weights (adapters) that the updates did not reach. If the gap grows from step to step, "
-        "the weights are stale; otherwise set update.importance_cap = 2.0, or use one precision",
+        "the weights are stale; otherwise choose a [correction], or use one precision",
+    ),
+    Tripwire(
+        "correction_advised",
+        lambda now, first: isinstance(now["advised"], str) and not now["correction_cut"] >= 0,
+        "the sampler's and the trainer's log-probabilities differ by more than {engine_gap_p999:.2g} nats at one token "
+        'in a thousand, and nothing corrects for it: set correction.preset = "{advised}", because {advised_because}. '
+        "delta doctor RUN shows the gap of every step",
+    ),
+    Tripwire(
+        "correction_too_strict",
+        lambda now, first: now["correction_cut"] > CUT,
+        "the correction cuts {correction_cut:.0%} of the tokens off, so much of the batch teaches little or nothing. "
+        "Choose a wider correction.high or correction.reject_high, weigh tokens, not responses, or close the gap: "
+        "fewer engine.async_steps, or one precision",
     ),
     Tripwire(
         "no_contrast",
@@ -131,12 +146,19 @@ def fired(record: JsonObject, first: JsonObject, already: set[str], *, half: boo
     ``half``: the compute is in 16 bits.
     """
     found = []
-    now, then = _comparable(record | {"half": half}), _comparable(first)
+    record = record | {"half": half} | _advised(record)
+    now, then = _comparable(record), _comparable(first)
     for wire in TRIPWIRES:
         if wire.name not in already and wire.check(now, then):
             already.add(wire.name)
             found.append(Notice(wire.name, f"step {record['step']}: {wire.text.format(**record)}"))
     return found
+
+
+def _advised(record: JsonObject) -> JsonObject:
+    """The correction that fits the step's gap and the reason; empty if none is needed."""
+    found = advice(record)
+    return {} if found is None else {"advised": found[0], "advised_because": found[1]}
 
 
 def _comparable(record: JsonObject) -> JsonObject:

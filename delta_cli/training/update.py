@@ -30,8 +30,9 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
-from delta_cli.seeds import generator
+from delta_cli.seeds import derive, generator
 from delta_cli.training.blame import blamed_tokens
+from delta_cli.training.entropy_bonus import EntropyBonus
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Updater:
         self.learner = learner
         self.ranks = ranks
         self.method = recipe.method.resolve()
+        self.correction = recipe.correction.resolve()
+        self.entropy = EntropyBonus(recipe.update)
         self.temperatures: tuple[float, float] | None = None  # of the first step, with delta.temperature = "first"
         self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
         self._checked = False  # whether log-probabilities have been checked for NaN
@@ -98,9 +101,11 @@ class Updater:
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Restore what a resumed run needs from the metrics of its earlier steps."""
+        records = list(records)
         if self.recipe.delta.temperature == "first":
             pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
             self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
+        self.entropy.recall(records)
 
     @property
     def sampler_proxy(self) -> Proxy | None:
@@ -145,9 +150,15 @@ class Updater:
     @property
     def _reads_all_responses(self) -> bool:
         """Whether responses without an advantage matter too."""
-        method = self.method
-        by_method = method.credit == "entropy" or method.aggregation == "micro_batch_mean"
-        return by_method or self.recipe.update.kl_coefficient > 0
+        method, settings = self.method, self.recipe.update
+        return (
+            method.credit == "entropy"
+            or method.aggregation == "micro_batch_mean"
+            or method.covariance != "none"
+            or self.correction.reject != "none"  # what is rejected leaves the denominators too
+            or settings.kl_coefficient > 0
+            or self.entropy.active
+        )
 
     def _kept_by_sampler(self, batch: RolloutBatch) -> bool:
         return batch.engine_entropies is not None and (self.proxy is None or batch.features is not None)
@@ -213,10 +224,12 @@ class Updater:
     def update(self, batch: ScoredBatch, coefficients: TokenCoefficients, step: int) -> Updates:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
+        self.entropy.adapt(batch.entropies)
         probe = _shortest_response(batch.rollout)
         before: Floats = np.zeros(0)
-        for groups in self._mini_batches(len(batch.rollout.problems), step):
-            surrogate = self.surrogate(batch, coefficients, groups)
+        for number, groups in enumerate(self._mini_batches(len(batch.rollout.problems), step)):
+            seed = derive(self.recipe.run.seed, step, f"covariance {number}")
+            surrogate = self.surrogate(batch, coefficients, groups, seed)
             if not surrogate.has_gradient:
                 done.skipped += 1  # an optimizer step on a zero gradient would still decay and drift
                 continue
@@ -266,8 +279,8 @@ class Updater:
         surrogate.totals = sum(totals, Totals())
         return float(sum(losses))
 
-    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids) -> Surrogate:
-        """The objective of the mini-batch of prompts ``groups``."""
+    def surrogate(self, batch: ScoredBatch, coefficients: TokenCoefficients, groups: Ids, seed: int = 0) -> Surrogate:
+        """The objective of the mini-batch of prompts ``groups``; ``seed`` chooses tokens for method.covariance."""
         rollout, settings = batch.rollout, self.recipe.update
         rows = rollout.rows(groups)
         index = token_index(rollout.sequences.starts, rows)
@@ -285,8 +298,11 @@ class Updater:
             max_length=self.recipe.rollout.max_tokens,
             reference_logp=chosen(batch.reference_logprobs),
             kl_coefficient=settings.kl_coefficient,
-            engine_logp=chosen(None if settings.importance_cap is None else rollout.engine_logprobs),
-            importance_cap=settings.importance_cap,
+            kl_estimator=settings.kl_estimator,
+            entropy_coefficient=self.entropy.applied,
+            engine_logp=chosen(rollout.engine_logprobs if self.correction.active else None),
+            correction=self.correction,
+            seed=seed,
         )
         return Surrogate(self.method, mini_batch)
 

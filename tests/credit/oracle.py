@@ -144,7 +144,7 @@ class Batch:
     reference: torch.Tensor | None = None
     kl: float = 0.0
     engine: torch.Tensor | None = None
-    cap: float | None = None
+    cap: float | None = None  # of the weight of each token
 
     def rows(self) -> list[int]:
         """The responses that count."""
@@ -277,6 +277,37 @@ def cispo(b: Batch) -> torch.Tensor:
     return -token_mean(b, lambda r: b.ratio(r).detach().clamp(max=5.0) * b.advantages[r] * b.of(b.logp, r))
 
 
+def covariance(b: Batch) -> tuple[list[int], torch.Tensor]:
+    """Positions of the tokens that count, and the covariance of each (arXiv 2505.22617, equation 10)."""
+    places = [t for r in b.rows() for t in range(b.starts[r], b.starts[r + 1])]
+    A = torch.tensor([b.advantages[r] for r in b.rows() for _ in range(b.starts[r], b.starts[r + 1])]).double()
+    logp = b.logp_old[places]
+    return places, (A - A.mean()) * (logp - logp.mean())
+
+
+def clip_cov(b: Batch) -> torch.Tensor:
+    """The share of 0.02 % is one token; which of the candidates it is depends on the seed alone."""
+    places, cov = covariance(b)
+    candidates = [t for t, c in zip(places, cov, strict=True) if 1.0 < c < 5.0]
+    chosen = np.random.default_rng(0).permutation(candidates)[:1]
+
+    def term(r: int) -> torch.Tensor:
+        keep = torch.tensor([float(t not in chosen) for t in range(b.starts[r], b.starts[r + 1])]).double()
+        return keep * clipped(b.ratio(r), b.advantages[r], 0.2, 0.2)
+
+    return -token_mean(b, term)
+
+
+def kl_cov(b: Batch) -> torch.Tensor:
+    places, cov = covariance(b)
+    policy = -token_mean(b, lambda r: b.ratio(r) * b.advantages[r])
+    if not places:
+        return policy
+    chosen = places[int(cov.argmax())]  # the share of 0.02 % is one token
+    r = next(r for r in b.rows() if b.starts[r] <= chosen < b.starts[r + 1])
+    return policy + b.log_ratio(r)[chosen - b.starts[r]].abs() / len(places)
+
+
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "reinforce": reinforce,
     "grpo": grpo,
@@ -288,6 +319,8 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "fipo": fipo,
     "gspo": gspo,
     "cispo": cispo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
     "delta": dapo,
     "delta_group": dapo,
 }

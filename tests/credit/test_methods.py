@@ -214,7 +214,9 @@ def test_kl_by_hand() -> None:
 
 def test_importance_weights_are_capped() -> None:
     engine = LOGP_OLD - np.log([0.5, 1.0, 1.9, 2.1, 100, 1e30])
-    _, gradient = policy_loss("dapo", LOGP_OLD, LOGP_OLD, [1.0, 1.0], STARTS, engine_logp=engine, importance_cap=2.0)
+    _, gradient = policy_loss(
+        "dapo", LOGP_OLD, LOGP_OLD, [1.0, 1.0], STARTS, engine_logp=engine, correction="decoupled_token_is"
+    )
     np.testing.assert_allclose(gradient * -6, [0.5, 1.0, 1.9, 2.0, 2.0, 2.0], rtol=1e-12)
 
 
@@ -236,6 +238,8 @@ def test_presets_are_the_table() -> None:
         "fipo": (group, "future_kl", "clip", "token_mean", 0.28, 10.0),
         "gspo": (group, "uniform", "sequence_clip", "response_mean", 4e-4, None),
         "cispo": (group, "uniform", "stop_gradient", "token_mean", 0.2, None),
+        "clip_cov": (group, "uniform", "clip", "token_mean", 0.2, None),
+        "kl_cov": (group, "uniform", "none", "token_mean", 0.2, None),
         "delta": (group, "delta", "clip", "token_mean", 0.28, 10.0),
         "delta_group": (group, "delta", "clip", "token_mean", 0.28, 10.0),
     }

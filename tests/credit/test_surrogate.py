@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends.interface import token_index
-from delta_cli.credit import PRESETS, Method, MiniBatch, Surrogate, group_advantages, method, policy_loss
+from delta_cli.credit import PRESETS, Correction, Method, MiniBatch, Surrogate, group_advantages, method, policy_loss
 from delta_cli.credit.advantages import ADVANTAGES
 from delta_cli.credit.methods import AggregationKind, CreditKind, GateKind
 
@@ -44,7 +44,7 @@ def extras(seed: int, arguments: dict[str, Any]) -> dict[str, Any]:
         "reference_logp": arguments["logp"] + rng.normal(size=tokens),
         "kl_coefficient": 0.3,
         "engine_logp": arguments["logp_old"] + rng.normal(size=tokens),
-        "importance_cap": 1.5,
+        "correction": Correction("token", high=1.5),
     }
 
 
@@ -64,7 +64,7 @@ def as_oracle(arguments: dict[str, Any]) -> oracle.Batch:
         reference=tensor("reference_logp"),
         kl=arguments.get("kl_coefficient", 0.0),
         engine=tensor("engine_logp"),
-        cap=arguments.get("importance_cap"),
+        cap=arguments["correction"].high if "correction" in arguments else None,
     )
 
 

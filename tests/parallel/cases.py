@@ -88,7 +88,13 @@ def _cases() -> Iterator[tuple[str, Case]]:
             ),
         )
     yield "lora-reference", Case(LORA | {"update.kl_coefficient": 0.1}, sharding="full")
-    yield "dropped", Case({"update.drop_truncated": True, "update.importance_cap": 1.1}, sharding="full")
+    yield (
+        "dropped",
+        Case(
+            {"update.drop_truncated": True, "correction.preset": "token_truncate", "correction.high": 1.1},
+            sharding="full",
+        ),
+    )
     yield "fipo-leaves-out", Case({"method.preset": "fipo", "method.dual_clip": 1.01, "update.epochs": 2})
     yield "epochs", Case({"update.epochs": 2, "method.preset": "dr_grpo"}, sharding="optimizer")
     yield "offload", Case({"update.offload": True}, sharding="full")

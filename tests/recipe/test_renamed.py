@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from delta_cli.cli.run_folder import recipe_of_run
+from delta_cli.credit import Correction
 from delta_cli.errors import RenamedWarning, UserError
 from delta_cli.recipe import Recipe, load_recipe, to_toml
 from delta_cli.recipe.keys import walk
-from delta_cli.recipe.renamed import KEYS, METRICS, VALUES
+from delta_cli.recipe.renamed import KEYS, METRICS, MOVED, VALUES
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.metrics import METRICS as KNOWN_METRICS
 
 # Every old name, with a value that is not the default.
 OLD = {
     "update.score": ("fresh", "update.old_logprobs", "recompute"),
+    "update.importance_cap": (1.5, "correction.high", 1.5),
     "engine.ahead": (1, "engine.async_steps", 1),
     "reward.format": (0.5, "reward.format_bonus", 0.5),
     "reward.length": (0.25, "reward.length_penalty", 0.25),
@@ -43,8 +45,9 @@ def text(old: str) -> str:
 
 
 def test_the_table_has_every_old_name() -> None:
-    assert set(OLD) == {f"{section}.{old}" for section, names in KEYS.items() for old in names}
-    assert {new for _, new, _ in OLD.values()} == {f"{s}.{new}" for s, names in KEYS.items() for new in names.values()}
+    renamed = {f"{section}.{old}": f"{section}.{new}" for section, names in KEYS.items() for old, new in names.items()}
+    moved = {f"{section}.{old}": f"{target}.{new}" for (section, old), (target, new, _) in MOVED.items()}
+    assert {old: new for old, (_, new, _) in OLD.items()} == renamed | moved
     known = {name for name, _ in walk(Recipe)}
     assert {new for _, new, _ in OLD.values()} <= known
     assert not set(OLD) & known
@@ -102,3 +105,10 @@ def test_old_metrics_of_a_run_are_read_by_their_new_names(tmp_path: Path) -> Non
     file.write_text(json.dumps({"step": 1} | dict.fromkeys(METRICS, 0.5)) + "\n")
     (record,) = read_lines(file)
     assert record == {"step": 1} | dict.fromkeys(METRICS.values(), 0.5)
+
+
+def test_the_old_cap_means_the_correction_that_it_was() -> None:
+    with pytest.warns(RenamedWarning, match=r"update.importance_cap is now correction.high"):
+        recipe = load_recipe(None, ["update.importance_cap=1.5"])
+    assert recipe.correction.resolve() == Correction("token", "truncate", high=1.5)
+    assert recipe.update == load_recipe(None).update

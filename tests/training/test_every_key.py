@@ -24,7 +24,7 @@ from backends.settings import BackendSettings
 from backends.vllm.command import server_command
 from delta_cli.assets import model_path
 from delta_cli.cli import app
-from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate
+from delta_cli.credit import CORRECTIONS, CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
 from delta_cli.data import arithmetic
 from delta_cli.data.loading import LoadedData
@@ -95,6 +95,11 @@ TOGETHER: dict[str, Any] = {
     "method.future_half_life": 23.0,
     "method.future_high": 1.45,
     "method.future_ratio": 12.5,
+    "method.covariance": "clip",
+    "method.covariance_share": 0.013,
+    "method.covariance_low": 0.11,
+    "method.covariance_high": 5.5,
+    "method.covariance_kl": 1.1,
     "delta.proxy": "hidden_topk",
     "delta.topk": 18,
     "delta.scope": "group",
@@ -109,6 +114,14 @@ TOGETHER: dict[str, Any] = {
     "delta.normalise": "count",
     "delta.centroid": "median",
     "delta.one_sided": "zero",
+    "correction.weight": "geometric",
+    "correction.bound": "mask",
+    "correction.low": 0.001953125,
+    "correction.high": 1.7,
+    "correction.reject": "seq_sum_k1",
+    "correction.reject_low": 1e-5,
+    "correction.reject_high": 1e5,
+    "correction.bypass": True,
     "update.learning_rate": 0.002,
     "update.schedule": "linear",
     "update.warmup": 2,
@@ -122,7 +135,8 @@ TOGETHER: dict[str, Any] = {
     "update.moments": "int8",
     "update.offload": True,
     "update.kl_coefficient": 0.04,
-    "update.importance_cap": 1.7,
+    "update.kl_estimator": "low_var_kl",
+    "update.entropy_coefficient": 0.021,
     "update.micro_batch_tokens": 701,
     "update.head_chunk_tokens": 77,
     "update.feature_bytes": 10_001,
@@ -148,6 +162,7 @@ ALONE = {
     "rollout.long_prompts",
     "reward.verifier",
     "update.old_logprobs",  # tests/training/test_score_as_drawn.py
+    *(f"update.entropy_{name}" for name in ("target", "step", "max")),  # tests/training/test_entropy_bonus.py
     "delta.shards",
     "reward.kind",
     "reward.weight",  # these three in tests/rollout/test_rewards.py
@@ -158,6 +173,7 @@ ALONE = {
     "reward.custom_function",
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
+    "correction.preset",
     "update.drop_truncated",
     "data.system",
     "data.thinking",
@@ -265,7 +281,9 @@ ARRIVES: dict[str, Found] = {
     "update.mini_batches": lambda seen: 9 * 5 // len(seen.made[MiniBatch][0].advantages),
     "update.epochs": lambda seen: len(seen.rates) // (4 * 3),
     "update.kl_coefficient": of(MiniBatch, "kl_coefficient"),
-    "update.importance_cap": of(MiniBatch, "importance_cap"),
+    "update.kl_estimator": of(MiniBatch, "kl_estimator"),
+    "update.entropy_coefficient": of(MiniBatch, "entropy_coefficient"),
+    **{f"correction.{name}": of(MiniBatch, f"correction.{name}") for name in keys_of("correction")},
     "evaluation.at_start": lambda seen: next(read_lines(seen.folder.evaluations))["step"] == 0,
     "evaluation.problems": lambda seen: one([count for phase, count, _ in seen.rollouts if phase == "evaluate"]),
     **{f"method.{name}": of(Surrogate, f"method.{name}") for name in keys_of("method")},
@@ -371,9 +389,17 @@ def test_a_batch_without_contrast_is_drawn_as_often_as_allowed(
 
 def test_the_preset_and_truncated_responses(values: dict[str, Any], tmp_path: Path) -> None:
     found = run(
-        tmp_path / "run", small(values, method__preset="rloo", update__drop_truncated=True, reward__length_penalty=1.0)
+        tmp_path / "run",
+        small(
+            values,
+            method__preset="rloo",
+            correction__preset="sequence_mask",
+            update__drop_truncated=True,
+            reward__length_penalty=1.0,
+        ),
     )
     assert found.the(Surrogate, "method") == PRESETS["rloo"]
+    assert found.the(MiniBatch, "correction") == CORRECTIONS["sequence_mask"]
     assert all(each.kept is not None for each in found.made[MiniBatch])
     found = run(tmp_path / "other", small(values, reward__length_penalty=1.0))
     assert found.the(Surrogate, "method") == PRESETS["delta"]

@@ -14,7 +14,7 @@ from delta_cli.credit import PRESETS
 from delta_cli.reporting.console import PlainObserver
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import read_lines
-from delta_cli.runs.metrics import AHEAD_METRICS, METRICS, RANK_METRICS, REWARD_METRICS
+from delta_cli.runs.metrics import AHEAD_METRICS, METRICS, OPTION_METRICS, RANK_METRICS, REWARD_METRICS
 from tests.harness import Watcher, assert_same, contents, drawn, exported, lines, make_recipe, train
 
 
@@ -56,7 +56,7 @@ def test_a_seed_determines_the_run(model: Path, tmp_path: Path) -> None:
 def test_every_metric_is_documented_and_every_documented_one_is_written(model: Path, tmp_path: Path) -> None:
     train(make_recipe(model, run__steps=2, update__kl_coefficient=0.1), tmp_path)
     records = list(read_lines(tmp_path / "metrics.jsonl"))
-    elsewhere = set(RANK_METRICS) | set(AHEAD_METRICS) | set(REWARD_METRICS)
+    elsewhere = set(RANK_METRICS) | set(AHEAD_METRICS) | set(OPTION_METRICS) | set(REWARD_METRICS)
     assert set().union(*records) == set(METRICS) - elsewhere
     assert set(METRICS) - set(records[0]) == {"eval_accuracy"} | elsewhere
 
@@ -164,12 +164,17 @@ def test_a_kl_term_moves_the_weights_of_a_batch_without_contrast(model: Path, tm
     assert "groups_equal" not in heard.named
 
 
-def test_the_importance_cap_weighs_by_the_engine_mismatch(model: Path, tmp_path: Path) -> None:
+def test_the_correction_weighs_by_the_engine_mismatch(model: Path, tmp_path: Path) -> None:
     """The engine and the trainer agree here, so a cap above 1 changes nothing; one below 1 scales the loss."""
     clip_off = {"update__max_grad_norm": 1e9}
     plain = train(make_recipe(model, run__steps=1, **clip_off), tmp_path / "a").records[0]
-    capped = train(make_recipe(model, run__steps=1, update__importance_cap=2.0, **clip_off), tmp_path / "b").records[0]
-    halved = train(make_recipe(model, run__steps=1, update__importance_cap=0.5, **clip_off), tmp_path / "c").records[0]
+    capped = train(
+        make_recipe(model, run__steps=1, correction__preset="decoupled_token_is", **clip_off), tmp_path / "b"
+    ).records[0]
+    halved = train(
+        make_recipe(model, run__steps=1, correction__preset="decoupled_token_is", correction__high=0.5, **clip_off),
+        tmp_path / "c",
+    ).records[0]
     assert capped["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-5)
     assert halved["grad_norm"] < 0.9 * plain["grad_norm"]
 

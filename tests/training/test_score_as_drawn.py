@@ -132,7 +132,7 @@ def test_features_follow_their_responses(groups: list[int], model: Path, tmp_pat
     [
         ({}, True),
         ({"model__dtype": "bfloat16"}, False),
-        ({"update__importance_cap": 2.0}, False),
+        ({"correction__preset": "sequence_mask"}, False),
         ({"engine__kind": "vllm", "engine__launch": True}, False),
         ({"model__dtype": "bfloat16", "update__old_logprobs": "rollout"}, True),
         ({"update__old_logprobs": "recompute"}, False),
@@ -148,7 +148,7 @@ def test_by_default_it_recomputes_if_the_engine_may_round_differently(
     ("keys", "text"),
     [
         ({"engine__kind": "vllm", "engine__launch": True}, "engine.kind"),
-        ({"update__importance_cap": 2.0}, "update.importance_cap"),
+        ({"correction__preset": "sequence_mask"}, "correction.preset"),
     ],
 )
 def test_incompatible_keys_are_refused(keys: dict[str, Any], text: str, model: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from delta_cli.runs.metrics import METRICS, RANK_METRICS, REWARD_METRICS
+from delta_cli.runs.metrics import METRICS, OPTION_METRICS, RANK_METRICS, REWARD_METRICS
 from delta_cli.training.metrics import swapped
 from delta_cli.training.tripwires import TRIPWIRES, fired
 
@@ -26,6 +26,14 @@ HEALTHY: dict[str, Any] = {
     "scored": 1.0,
     "engine_gap_mean": 0.001,
     "engine_gap_max": 0.02,
+    "engine_gap_p99": 0.004,
+    "engine_gap_p999": 0.01,
+    "engine_gap_q1": 0.001,
+    "engine_gap_q2": 0.001,
+    "engine_gap_q3": 0.001,
+    "engine_gap_q4": 0.001,
+    "ess_token": 1.0,
+    "ess_sequence": 0.99,
     "staleness": 0,
     "loss": 0.01,
     "grad_norm": 0.5,
@@ -75,7 +83,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "batch_not_filled": ({"batch_filled": 0.5}, "rollout.dynamic_sampling_limit"),
     "all_truncated": ({"truncated": 1.0}, "set rollout.stop to its first words"),
     "entropy_collapse": ({"entropy_mean": 0.01}, "update.kl_coefficient"),
-    "engine_mismatch": ({"engine_gap_mean": 0.3}, "update.importance_cap"),
+    "engine_mismatch": ({"engine_gap_mean": 0.3}, "choose a [correction]"),
+    "correction_advised": (
+        {"engine_gap_p999": 0.3, "ess_token": 0.98, "ess_sequence": 0.4},
+        'correction.preset = "decoupled_token_is"',
+    ),
+    "correction_too_strict": ({"correction_cut": 0.4, "engine_gap_p999": 0.3, "ess_token": 0.98}, "cuts 40%"),
     "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),
     "coefficients_equal": ({"coefficient_std": 0.0}, "delta.lambda_min"),
     "reward_failures": ({"reward_failures": 3}, "reward.timeout"),
@@ -85,7 +98,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_the_healthy_record_has_every_metric() -> None:
-    elsewhere = set(RANK_METRICS) | set(REWARD_METRICS)
+    elsewhere = set(RANK_METRICS) | set(OPTION_METRICS) | set(REWARD_METRICS)
     assert {name for name in METRICS if not name.startswith(("seconds_", "eval_"))} - elsewhere == set(HEALTHY)
 
 

@@ -35,14 +35,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exact": {"delta.proxy": "hidden_exact"},
     "kl": {"update.kl_coefficient": 0.1},
     "drop": {"update.drop_truncated": True},
-    "cap": {"update.importance_cap": 1.5},
+    "weight": {"correction.preset": "decoupled_token_is"},
+    "reject": {"correction.reject": "token_k1", "correction.reject_low": 1e-9, "correction.reject_high": 200.0},
+    "entropy": {"update.entropy_coefficient": 0.1},
     "epochs": {"update.epochs": 2},
     "micro_batch_mean": {"method.aggregation": "micro_batch_mean"},
     "no-features": {"update.feature_bytes": 100, "update.feature_host_bytes": 200},
 }
 CASES: dict[str, dict[str, Any]] = {name: {"method.preset": name} for name in PRESETS} | OPTIONS
-ALL = {"kl", "micro_batch_mean"}  # these need every response
-SCORED = ALL | {"dapo_ft"}
+ALL = {"kl", "entropy", "micro_batch_mean"}  # these need every response
+SCORED = ALL | {"dapo_ft", "clip_cov", "kl_cov", "reject"}
 
 
 PROMPTS = (9, 1, 5, 2)
@@ -139,7 +141,7 @@ def test_nothing_changes(name: str, model: Path, tmp_path: Path) -> None:
     whole = len(batch.sequences.tokens)
     assert dense["scored"][0] == whole
     assert sparse["scored"][0] == whole - (0 if name in SCORED else idle)
-    if name not in ALL | {"drop", "dapo_ft", "top"}:  # these leave out more
+    if name not in ALL | {"drop", "dapo_ft", "top", "clip_cov", "reject"}:  # these leave out more
         epochs = 2 if name == "epochs" else 1
         assert sum(sparse["updated"]) == 2 * epochs * (whole - idle)
 

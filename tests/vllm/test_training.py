@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from backends.interface import BackendError
+from delta_cli.credit import CORRECTIONS, Correction
 from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.runs.folder import RunFolder, read_lines
@@ -186,13 +187,13 @@ def test_recipes_that_cannot_be_say_why(model: Path) -> None:
 
 
 def test_the_correction_is_on_by_default(tmp_path: Path) -> None:
-    assert load_recipe(None, []).update.importance_cap is None
+    assert not load_recipe(None, []).correction.resolve().active
     recipe = load_recipe(None, ["engine.kind=vllm", "engine.launch=true"])
-    assert recipe.update.importance_cap == 2.0
+    assert recipe.correction.resolve() == CORRECTIONS["decoupled_token_is"]
     (tmp_path / "recipe.toml").write_text(to_toml(recipe))
     assert load_recipe(tmp_path / "recipe.toml", []) == recipe
-    changed = load_recipe(None, ["engine.kind=vllm", "engine.launch=true", "update.importance_cap=5.0"])
-    assert changed.update.importance_cap == 5.0
+    changed = load_recipe(None, ["engine.kind=vllm", "engine.launch=true", "correction.high=5.0"])
+    assert changed.correction.resolve() == Correction("token", high=5.0)
 
 
 def test_an_environment_without_vllm_is_told_at_once(model: Path, tmp_path: Path) -> None:
