@@ -129,7 +129,7 @@ class EngineSection(Section):
     )
     colocated: bool = key(False, "vllm: the server shares the trainer's GPU and frees it while the trainer works")
     async_steps: int = key(
-        0, "vllm: batches sampled ahead, while the trainer updates on an earlier one", "batches", ge=0, le=1
+        0, "vllm: batches sampled ahead, while the trainer updates on an earlier one", "batches", ge=0, le=16
     )
     concurrency: int = key(256, "vllm: requests to each server at a time", "requests", ge=1, le=4096)
     deadline: float = key(1800.0, "vllm: longest wait for one response", "seconds", gt=0)

@@ -1,11 +1,18 @@
-"""The graded batch of each step, sampled on demand or, with ``engine.async_steps``, one step ahead."""
+"""The graded batch of each step, sampled on demand or, with ``engine.async_steps``, some steps ahead.
+
+Ahead of training, one thread draws the batches in order and others wait for their verdicts, so that neither waits for
+the other. The batch of step s is drawn from the weights that were the newest when the batch of step s − async_steps was
+taken, or from newer ones: its staleness is bounded, and it does not depend on how fast anything is.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from backends.interface import BackendError, Learner, Proxy, PublishedWeights, Sampling
 from delta_cli.data import prompt_order
@@ -13,6 +20,7 @@ from delta_cli.data.problem import Problem
 from delta_cli.errors import StopRequested
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import RolloutSection
+from delta_cli.rollout import unused_batches as unused
 from delta_cli.rollout.batch import RolloutBatch, join
 from delta_cli.rollout.worker import PendingRollout, RolloutWorker
 from delta_cli.runs.observer import Observer
@@ -20,8 +28,17 @@ from delta_cli.runs.phases import PhaseClock
 from delta_cli.seeds import derive
 
 
+@dataclass(frozen=True)
+class AheadBatch:
+    """A batch that is drawn ahead of training, with the time spent on it."""
+
+    step: int
+    drawn: Future[PendingRollout | RolloutBatch]  # a batch if it is graded as it is drawn
+    graded: Future[tuple[RolloutBatch, PhaseClock]]
+
+
 class BatchCollector:
-    """Collects the batch of each step, at most one of them ahead of training.
+    """Collects the batch of each step, at most ``engine.async_steps`` of them ahead of training.
 
     ``interrupt`` raises StopRequested on this rank alone; ``check_stop`` is called where all ranks pass and raises
     it on all. A batch is a function of its step and of the weights, so a lost one can be sampled again.
@@ -41,8 +58,12 @@ class BatchCollector:
         self._proxy = proxy  # of the features that the sampler should keep
         self._recipe, self._learner, self._worker, self._problems = recipe, learner, worker, problems
         self._observer, self._interrupt, self._check_stop = observer, interrupt, check_stop
-        self._pool = ThreadPoolExecutor(1, "async rollout") if recipe.engine.async_steps else None
-        self._next: Future[tuple[RolloutBatch, PhaseClock]] | None = None
+        self.most_ahead = recipe.engine.async_steps
+        self._drawing = ThreadPoolExecutor(1, "async rollout") if self.most_ahead else None
+        self._grading = ThreadPoolExecutor(self.most_ahead, "async rewards") if self.most_ahead else None
+        self._ahead: deque[AheadBatch] = deque()
+        self._taken: tuple[int, RolloutBatch] | None = None  # the last batch that was taken, and its step
+        self._draws = 0  # batches of prompts used by what was drawn so far; only the drawing thread uses it
         self._closed = False
 
     def take(self, step: int, draws: int, clock: PhaseClock) -> tuple[RolloutBatch, float | None]:
@@ -51,48 +72,101 @@ class BatchCollector:
         Also the seconds spent waiting for it if it was sampled ahead, else None. Raises BackendError if it came from
         other weights than the present ones and the recipe does not correct for that.
         """
-        if self._next is None:
+        if not self._ahead:
             batch = self._collect(step, draws, clock, self._observer, self._interrupt, self._check_stop)
-            waited = None
+            waited, self._draws = None, draws + batch.draws
         else:
             self._observer.phase("rollout")
             start = time.perf_counter()
-            pending, self._next = self._next, None
-            batch, spent = pending.result()
+            assert self._ahead[0].step == step
+            batch, spent = self._ahead[0].graded.result()
+            self._ahead.popleft()
             waited = time.perf_counter() - start
             clock.add(spent)
+        self._taken = (step, batch) if self.most_ahead else None
         self._check_version(batch)
         return batch, waited
 
-    def start_next(self, step: int, draws: int, weights: PublishedWeights | None) -> None:
-        """Start sampling the batch of ``step`` in a thread, after loading ``weights`` if the sampler lacks them."""
-        assert self._pool is not None
-        self._next = self._pool.submit(self._collect_ahead, step, draws, weights)
+    def missing(self, step: int, steps: int) -> range:
+        """The steps whose batches should be started ahead while ``step`` of ``steps`` trains."""
+        first = self._ahead[-1].step + 1 if self._ahead else step + 1
+        return range(first, min(step + self.most_ahead + 1, steps))
+
+    def start(self, step: int, weights: PublishedWeights | None) -> None:
+        """Start to sample the batch of ``step`` in a thread, after loading ``weights`` if the sampler lacks them."""
+        assert self._drawing is not None
+        assert self._grading is not None
+        clock = PhaseClock()
+        drawn = self._drawing.submit(self._draw_ahead, step, weights, clock)
+        self._ahead.append(AheadBatch(step, drawn, self._grading.submit(self._grade_ahead, drawn, clock)))
 
     def wait_until_idle(self) -> None:
-        """Wait for the batch that is being sampled ahead, if any."""
-        if self._next is not None:
-            wait([self._next])
+        """Wait until nothing is being drawn ahead."""
+        wait([each.drawn for each in self._ahead])
 
     def close(self) -> None:
-        """Abandon the batch that is being sampled ahead."""
+        """Abandon what is being sampled ahead."""
         self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._drawing, self._grading):
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
 
-    def _collect_ahead(
-        self, step: int, draws: int, weights: PublishedWeights | None
-    ) -> tuple[RolloutBatch, PhaseClock]:
+    def save(self, folder: Path, step: int, stopping: bool = False) -> None:
+        """Write the batches that are drawn and unused after ``step`` steps into a checkpoint.
+
+        Waits for those still being drawn or graded, unless the run is ``stopping``: then the first one that is
+        unfinished is drawn again on resume, and so are those after it.
+        """
+        batches = [self._taken[1]] if self._taken is not None and self._taken[0] == step else []
+        for ahead in self._ahead:
+            if stopping and not (ahead.graded.done() and ahead.graded.exception() is None):
+                break
+            batches.append(ahead.graded.result()[0])
+        if batches:
+            unused.save(folder, batches, self._problems, self._learner.version)
+
+    def load(self, folder: Path, step: int, draws: int) -> None:
+        """Take up the unused batches of a checkpoint that was saved after ``step`` steps and ``draws`` batches."""
+        self._draws = draws
+        batches = unused.load(folder, self._problems, self._learner.version)[: self.most_ahead]
+        for number, batch in enumerate(batches):
+            graded: Future[tuple[RolloutBatch, PhaseClock]] = Future()
+            drawn: Future[PendingRollout | RolloutBatch] = Future()
+            drawn.set_result(batch)
+            graded.set_result((batch, PhaseClock()))
+            self._ahead.append(AheadBatch(step + number, drawn, graded))
+            self._draws += batch.draws
+
+    def _draw_ahead(
+        self, step: int, weights: PublishedWeights | None, clock: PhaseClock
+    ) -> PendingRollout | RolloutBatch:
+        """Sample a batch; grade it too if that decides what is sampled next, or if several ranks must agree."""
+
         def interrupt() -> None:
             if self._closed:
                 raise StopRequested
             self._interrupt()
 
-        clock = PhaseClock()
+        interrupt()
         if weights is not None:
             with clock.phase("rollout"):
                 self._worker.sampler.load_weights(weights)
-        return self._collect(step, draws, clock, Observer(), interrupt, interrupt), clock
+        if self._recipe.rollout.dynamic_sampling or self._worker.ranks.size > 1:
+            batch = self._collect(step, self._draws, clock, Observer(), interrupt, interrupt)
+            self._draws += batch.draws
+            return batch
+        pending = self._sample(step, self._draws, 0, clock, Observer(), interrupt)
+        self._draws += 1
+        return pending
+
+    def _grade_ahead(
+        self, drawn: Future[PendingRollout | RolloutBatch], clock: PhaseClock
+    ) -> tuple[RolloutBatch, PhaseClock]:
+        found = drawn.result()
+        if isinstance(found, PendingRollout):
+            with clock.phase("reward"):
+                found = self._graded(found)
+        return found, clock
 
     def _collect(
         self,
@@ -104,18 +178,13 @@ class BatchCollector:
         check_stop: Callable[[], None],
     ) -> RolloutBatch:
         """Sample and grade one batch; with dynamic sampling, until enough groups have rewards that differ."""
-        rollout, seed = self._recipe.rollout, self._recipe.run.seed
+        rollout = self._recipe.rollout
         kept: list[RolloutBatch] = []
         for attempt in range(rollout.dynamic_sampling_limit if rollout.dynamic_sampling else 1):
-            with clock.phase("rollout"):
-                problems = prompt_order.batch(self._problems, draws + attempt, rollout.prompts, seed)
-                sampling_seed = derive(seed, step, f"rollout {attempt}")
-                pending = sample_batch(self._worker, problems, rollout, sampling_seed, observer, interrupt, self._proxy)
+            pending = self._sample(step, draws, attempt, clock, observer, interrupt)
             with clock.phase("reward"):
                 observer.phase("reward")
-                batch = pending.result()
-            if flip := self._recipe.rewards[0].flip:  # allowed with a single reward only
-                batch = batch.with_flipped_rewards(flip, sampling_seed)
+                batch = self._graded(pending)
             check_stop()
             if not rollout.dynamic_sampling:
                 return batch
@@ -126,6 +195,29 @@ class BatchCollector:
         groups = joined.mixed_groups[: rollout.prompts]
         # If no group is mixed, keep the first draw as it is, so that the step's metrics show why nothing was learned.
         return joined.select(groups) if len(groups) else replace(kept[0], draws=len(kept))
+
+    def _sample(
+        self,
+        step: int,
+        draws: int,
+        attempt: int,
+        clock: PhaseClock,
+        observer: Observer,
+        interrupt: Callable[[], None],
+    ) -> PendingRollout:
+        """Sample responses to one batch of prompts, the one after ``draws`` + ``attempt`` others."""
+        rollout, seed = self._recipe.rollout, self._recipe.run.seed
+        with clock.phase("rollout"):
+            problems = prompt_order.batch(self._problems, draws + attempt, rollout.prompts, seed)
+            sampling_seed = derive(seed, step, f"rollout {attempt}")
+            return sample_batch(self._worker, problems, rollout, sampling_seed, observer, interrupt, self._proxy)
+
+    def _graded(self, pending: PendingRollout) -> RolloutBatch:
+        """The batch with its verdicts, of which a share is flipped if the recipe says so."""
+        batch = pending.result()
+        if flip := self._recipe.rewards[0].flip:  # allowed with a single reward only
+            batch = batch.with_flipped_rewards(flip, pending.sampling.seed)
+        return batch
 
     def _check_version(self, batch: RolloutBatch) -> None:
         present = self._learner.version

@@ -35,6 +35,7 @@ def open_training_servers(
     refuse_unreachable(engine, ranks)
     with ExitStack() as stack:
         bytes_needed = learner.parameters * (2 if recipe.model.dtype != "float32" else 4)
+        bytes_needed *= max(engine.async_steps, 1)  # a folder for each version that waits to be loaded
         inbox = from_first(ranks, _inbox(recipe, run_dir, bytes_needed, stack) if ranks.rank == 0 else None)
         longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0)
         lora = recipe.model.published_adapters

@@ -29,11 +29,13 @@ class RolloutRecorder:
         self._pool = ThreadPoolExecutor(1, "rollout records")
         self._pending: tuple[int, Future[None]] | None = None
 
-    def record(self, step: int, batch: ScoredBatch, coefficients: TokenCoefficients) -> None:
+    def record(
+        self, step: int, batch: ScoredBatch, coefficients: TokenCoefficients, staleness: int | None = None
+    ) -> None:
         """Start to write the responses of ``step``, once those of the step before are on disk."""
         self.finish()
         groups = np.array_split(np.arange(len(batch.rollout.problems)), self._ranks.size)[self._ranks.rank]
-        records = rollout_records(batch, coefficients, self._tokenizer, batch.rollout.rows(groups))
+        records = rollout_records(batch, coefficients, self._tokenizer, batch.rollout.rows(groups), staleness)
         write = self._pool.submit(self._folder.write_rollout_part, step, self._ranks.rank, records)
         self._pending = step, write
 
@@ -55,9 +57,13 @@ class RolloutRecorder:
 
 
 def rollout_records(
-    scored: ScoredBatch, coefficients: TokenCoefficients, tokenizer: Tokenizer, rows: Ids
+    scored: ScoredBatch, coefficients: TokenCoefficients, tokenizer: Tokenizer, rows: Ids, staleness: int | None = None
 ) -> Iterator[JsonObject]:
-    """One record for each response at ``rows``: texts, ids, reward, advantage, and the numbers of every token."""
+    """One record for each response at ``rows``: texts, ids, reward, advantage, and the numbers of every token.
+
+    ``staleness`` is the number of updates between the weights that drew the tokens and the step's, if batches are
+    drawn ahead.
+    """
     batch, starts = scored.rollout, scored.rollout.sequences.starts
     columns = {
         "logprobs": scored.old_logprobs,
@@ -84,4 +90,5 @@ def rollout_records(
             "failure": verdict.failure,
             "advantage": float(scored.advantages[row]),
             "truncated": bool(batch.truncated[row]),
+            **({} if staleness is None else {"staleness": staleness}),
         } | {name: np.round(np.asarray(values[first:last], np.float64), 6).tolist() for name, values in columns.items()}

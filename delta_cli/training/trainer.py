@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from backends.collective import any_of, from_first
-from backends.interface import BackendError, Learner, PublishedWeights
+from backends.interface import BackendError, FileDigests, Learner, PublishedWeights
 from delta_cli.credit import TokenCoefficients
 from delta_cli.data.problem import Problem
 from delta_cli.errors import Interrupted, StopRequested, UserError
@@ -71,6 +71,7 @@ class Trainer:
         self._nonfinite = 0
         self._saved = 0  # step of the last checkpoint; nothing to save before the first step
         self._published = self.learner.version
+        self._sent: int | None = None  # the version of the weights that the sampler was last given, or soon will be
         if self.ranks.size == 1:  # with several ranks, the others would wait forever inside a forward pass
             self.learner.interrupt = self._interrupt_forward
         self.state = replace(self.state, data=problems_digest(self.problems), inputs=self.inputs)
@@ -156,8 +157,11 @@ class Trainer:
         """The step's batch and the seconds waited for it; starts the next one with engine.async_steps."""
         batch, waited = self.collector.take(number, self.state.draws, self.clock)
         self._check_stop()
-        if self.recipe.engine.async_steps and number + 1 < self.recipe.run.steps:
-            self.collector.start_next(number + 1, self.state.draws + batch.draws, self._new_weights())
+        if ahead := self.collector.missing(number, self.recipe.run.steps):
+            weights = self._new_weights(slot=number)
+            for step in ahead:
+                self.collector.start(step, weights)
+                weights = None  # the sampler has them then
         return batch, waited
 
     def _publish(self) -> None:
@@ -165,18 +169,26 @@ class Trainer:
         if (weights := self._new_weights()) is not None:
             self.worker.sampler.load_weights(weights)
 
-    def _new_weights(self) -> PublishedWeights | None:
-        """Publish the present weights; None if the sampler already uses them."""
+    def _new_weights(self, slot: int = 0) -> PublishedWeights | None:
+        """Publish the present weights; None if they are published already.
+
+        With batches drawn ahead, up to ``async_steps`` versions wait to be loaded, so each has a folder of its own,
+        which ``slot`` chooses.
+        """
         self._published = self.learner.version
-        sampler = self.worker.sampler
-        return None if sampler.version == self.learner.version else self.learner.publish(sampler.inbox)
+        inbox, ahead = self.worker.sampler.inbox, self.collector.most_ahead
+        if (self._sent if ahead else self.worker.sampler.version) == self.learner.version:
+            return None
+        self._sent = self.learner.version
+        return self.learner.publish(inbox / str(slot % ahead) if inbox is not None and ahead > 1 else inbox)
 
     def _keep(self, record: JsonObject, batch: ScoredBatch, coefficients: TokenCoefficients) -> None:
         """Write the step's metrics, rollouts and notices, and inform the observer."""
         every = self.recipe.checkpoint.rollouts_every
         with self.clock.phase("save"):
             if every and record["step"] % every == 0:
-                self.recorder.record(record["step"], batch, coefficients)
+                staleness = record["staleness"] if self.recipe.engine.async_steps else None
+                self.recorder.record(record["step"], batch, coefficients, staleness)
         record |= {"peak_memory": self.learner.peak_memory(), "swapped": swapped()} | self.clock.record()
         record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
@@ -259,10 +271,17 @@ class Trainer:
                 self.state = replace(self.state, best=record[settings.keep_best], best_step=self.state.step)
             self.recorder.finish()
             self.folder.sync()
-            checkpoint.save(root, self.state, to_toml(self.recipe), self.learner.save, self.ranks)
+            checkpoint.save(root, self.state, to_toml(self.recipe), self._write_state, self.ranks)
             if self.ranks.rank == 0:
                 checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
             self._saved = self.state.step
+
+    def _write_state(self, folder: Path) -> FileDigests:
+        """Write what this rank puts into a checkpoint."""
+        digests = self.learner.save(folder)
+        if self.ranks.rank == 0:
+            self.collector.save(folder, self.state.step, stopping=self.stop_asked())
+        return digests
 
     def _check_drift(self) -> None:
         """Raise BackendError if a rank's weights differ from rank 0's, so that no checkpoint of them is saved."""
@@ -298,6 +317,7 @@ class Trainer:
                 f"choose at least {state.step}, or start a new run"
             )
         self.learner.load(found)
+        self.collector.load(found, state.step, state.draws)
         self.state, self._saved = replace(state, inputs=self.inputs), state.step
         return state.step
 
