@@ -15,6 +15,7 @@ quickstart: .venv/quickstart
 # cores. Other settings: make real SET="--set run.steps=30 --set run.seed=1"
 MODEL := models/smollm2-135m
 real: $(MODEL)/config.json
+	@echo "first an evaluation on held-out problems, about a minute; then the steps"
 	$(BIN)/delta train recipes/smollm2_135m.toml --set model.path=$(MODEL) $(SET)
 
 $(MODEL)/config.json:
@@ -62,6 +63,7 @@ format: .venv/test
 	$(BIN)/ruff format .
 
 .venv/quickstart: pyproject.toml constraints.txt
+	@echo "installing into .venv: a few minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[$(FRAMEWORK)]'
 	touch $@
@@ -73,6 +75,7 @@ format: .venv/test
 	touch $@
 
 .venv/test: pyproject.toml constraints.txt
+	@echo "installing into .venv: a few minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable '.[torch,mlx,trl,dev]'
 	touch $@

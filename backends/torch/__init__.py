@@ -1,5 +1,11 @@
 """The PyTorch backend: serves ``cpu`` and ``cuda`` from one implementation on transformers' causal models."""
 
+import os
+
+# OpenMP's threads spin while they wait. On a machine with other work each spinning thread keeps a core from the thread
+# it waits for: see benchmarks/results/busy.json. OpenMP reads the variable once, when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from backends.torch.backend import create, join
 
 __all__ = ["create", "join"]

@@ -17,6 +17,7 @@ ORDER = (
     "train",
     "init",
     "doctor",
+    "data",
     "runs",
     "eval",
     "compare",
@@ -63,7 +64,21 @@ def _options(
 
 
 # Each module registers its commands on app.
-from delta_cli.cli import chat, doctor, evaluate, export, init, inspect, parity, recipe, report, runs, study, train  # noqa: E402, F401
+from delta_cli.cli import (  # noqa: E402, F401
+    chat,
+    data,
+    doctor,
+    evaluate,
+    export,
+    init,
+    inspect,
+    parity,
+    recipe,
+    report,
+    runs,
+    study,
+    train,
+)
 
 
 def _show_renamed(
@@ -82,7 +97,7 @@ def main() -> None:
     """Run a command. An error that a person can fix is one line and exit code 2."""
     warnings.showwarning = _show_renamed  # type: ignore[assignment]  # it passes further arguments on unchanged
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="delta", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("aborted", err=True)
         sys.exit(130)
@@ -91,10 +106,11 @@ def main() -> None:
         sys.exit(141)
     except Exception as error:
         from delta_cli.cli.error_exit import exit_with_error
+        from delta_cli.cli.say import say_aside
         from delta_cli.cli.usage_error import is_usage, usage_message
 
         if is_usage(error):
-            typer.echo(usage_message(error), err=True)
+            say_aside(usage_message(error))
             sys.exit(2)
         exit_with_error(error)
     sys.exit(code if isinstance(code, int) else 0)

@@ -18,6 +18,7 @@ from delta_cli.cli.options import (
     SeedOption,
     TemperatureOption,
     TemplateOption,
+    ThreadsOption,
     TopKOption,
     TopPOption,
 )
@@ -50,6 +51,7 @@ def chat(
     max_tokens: MaxTokensOption = None,
     seed: SeedOption = None,
     backend: BackendOption = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Talk to a model or to a run, line by line. An empty line or the end of the input ends it.
 
@@ -62,7 +64,7 @@ def chat(
     from delta_cli.evaluation.conversation import Conversation
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
-    reference = find_checkpoint(model, checkpoint, say_aside)
+    reference = find_checkpoint(model, checkpoint, say_aside).with_threads(threads)
     recipe = reference.recipe
     tokenizer = Tokenizer.load(reference.settings.model.path)
     if template is None and recipe is not None:

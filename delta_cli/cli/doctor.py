@@ -49,12 +49,14 @@ def doctor(
         float | None,
         typer.Option(min=1, metavar="N", help="Run the model for at most N seconds. Default: 120.", show_default=False),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="List every use of memory.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="List every use of memory, and a plan's assumptions.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; without --gpu, one line for each finding.")] = False,
 ) -> None:
     """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 if something is wrong.
 
-    With --gpu, print the memory and time that a step would take on such GPUs instead.
+    With --gpu, print instead what a step would need on such GPUs, and what to set if it does not fit.
     """
     from delta_cli.recipe import load_recipe
 
@@ -68,12 +70,21 @@ def doctor(
             raise typer.Exit(1)
         return
     count = loaded.parallel.processes if processes is None else processes
-    _plan(loaded, path.name, gpu, count, engine or loaded.engine.kind, mean_tokens, json)
+    if not _plan(loaded, path.name, gpu, count, engine or loaded.engine.kind, mean_tokens, json, details):
+        raise typer.Exit(1)
 
 
 def _plan(
-    recipe: Recipe, name: str, gpu: str, processes: int, engine: str, mean_tokens: int | None, json: bool
-) -> None:
+    recipe: Recipe,
+    name: str,
+    gpu: str,
+    processes: int,
+    engine: str,
+    mean_tokens: int | None,
+    json: bool,
+    details: bool,
+) -> bool:
+    """Print the plan, and return whether the recipe fits the GPUs as it is."""
     from dataclasses import replace
     from json import dumps
 
@@ -96,12 +107,12 @@ def _plan(
     )
     counts = sorted({*COUNTS, processes})
     scaling = [plan(fitted(replace(request, processes=count))) for count in counts]
-    parts = (name, plan(request), plan_text.settings(fitted(request)), scaling)
-    if json:
-        typer.echo(dumps(plan_text.as_json(*parts)))
-        return
-    for line in plan_text.text(*parts):
+    best = fitted(request)
+    found = plan(request)
+    parts = (name, found, plan(best), plan_text.settings(request, best), scaling)
+    for line in [dumps(plan_text.as_json(*parts))] if json else plan_text.text(*parts, details=details):
         typer.echo(line)
+    return found.fits
 
 
 def report(
@@ -123,6 +134,7 @@ def report(
     from rich.console import Console
     from rich.markup import escape
 
+    from delta_cli.cli.program import as_typed
     from delta_cli.doctor.checks import SECONDS, examine
     from delta_cli.doctor.finding import Finding
     from delta_cli.text import visible
@@ -130,10 +142,9 @@ def report(
     console = Console(highlight=False)
     watched = sys.stderr.isatty() and not (json or quiet)
     wrong: list[Finding] = []
-    parts = 0
 
     def show(finding: Finding, also: str = "") -> None:
-        text = escape(visible(finding.text + also, " "))
+        text = escape(visible(as_typed(finding.text + also), " "))
         console.print(f"{SIGNS[finding.level]} {finding.subject:<16} {text}", soft_wrap=True)
 
     def announce(line: str) -> None:
@@ -148,9 +159,9 @@ def report(
         if json:
             typer.echo(dumps({"event": "finding"} | vars(finding)))
         elif not details and finding.level == "ok" and finding.subject.startswith("memory, "):
-            parts += 1
+            continue
         else:
-            show(finding, f"; its {parts} parts: --details" if parts and finding.subject == "memory" else "")
+            show(finding, "; its parts: --details" if not details and finding.subject == "memory" else "")
     if wrong and run_model and not (json or quiet):
         console.print(f"\nfix first: {', '.join(finding.subject for finding in wrong)}")
     return not wrong

@@ -43,10 +43,11 @@ def exit_with_error(error: BaseException) -> NoReturn:
 
 
 def one_line(error: BaseException) -> str:
-    """The message with line breaks, control characters and direction marks written out."""
+    """The message with line breaks, control characters and direction marks written out, and commands as typed here."""
+    from delta_cli.cli.program import as_typed
     from delta_cli.text import visible
 
-    return visible(str(error), " ")
+    return visible(as_typed(str(error)), " ")
 
 
 def machine_error(error: BaseException) -> UserError | None:

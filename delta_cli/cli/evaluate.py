@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,25 +11,22 @@ from delta_cli.cli import app
 from delta_cli.cli.options import (
     BackendOption,
     CheckpointOption,
+    EngineOption,
     MaxTokensOption,
     MinPOption,
+    PythonOption,
     SeedOption,
     TemperatureOption,
     TemplateOption,
+    ThreadsOption,
     TopKOption,
     TopPOption,
 )
-from delta_cli.cli.sampler import EngineOption, PythonOption, engine_section, open_sampler_for
 from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from backends.settings import EngineSection
-    from delta_cli.evaluation.evaluate import Benchmark
-    from delta_cli.evaluation.results import EvaluationResult, EvaluationSettings
-    from delta_cli.recipe import Recipe
-    from delta_cli.rewards.weighted import WeightedReward
-    from delta_cli.runs.checkpoint_reference import CheckpointReference
+    from delta_cli.evaluation.results import EvaluationResult
 
 SuiteOption = Annotated[
     str | None,
@@ -66,6 +61,7 @@ def evaluate(
         typer.Option("--allow-unsandboxed", help="Run programs without a sandbox; only on a machine you can lose."),
     ] = False,
     backend: BackendOption = "auto",
+    threads: ThreadsOption = None,
     engine: EngineOption = None,
     engine_python: PythonOption = None,
     out: Annotated[
@@ -82,12 +78,14 @@ def evaluate(
     """
     from rich.console import Console
 
+    from delta_cli.api import evaluate as api
+    from delta_cli.api.evaluate import EvaluationRequest, engine_section
     from delta_cli.evaluation.tables import render
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
     if suite and data:
         raise UserError("--suite and --data: give only one of them")
-    reference = find_checkpoint(model, checkpoint, say_aside)
+    reference = find_checkpoint(model, checkpoint, say_aside).with_threads(threads)
     drawing = engine_section(reference, engine, engine_python)
     changes = {
         "samples": samples,
@@ -99,11 +97,15 @@ def evaluate(
         "template": template,
         "seed": seed,
     }
-    name, settings, benchmarks = _benchmarks(reference, suite, data, limit, changes)
-    grader = _grader(reference, suite, settings, allow_unsandboxed)
-    place = out or _folder_of(reference, model) / _title(name, reference, limit)
-    found, folder = _run(
-        reference, backend, drawing, name, settings, benchmarks, limit, grader, place, out is None, quiet or json
+    request = EvaluationRequest.of(reference, suite, data, limit, changes)
+    found, folder = api.evaluate(
+        request,
+        backend,
+        drawing,
+        out=out,
+        allow_unsandboxed=allow_unsandboxed,
+        quiet=quiet or json,
+        say=say_aside,
     )
     if json:
         typer.echo(found.model_dump_json(indent=1))
@@ -168,125 +170,10 @@ def compare(
 
 def _evaluate_held_out(run: Path, checkpoint: str, backend: str, quiet: bool) -> tuple[EvaluationResult, Path]:
     """Evaluate a run's checkpoint on the problems it held out; responses that are on disk are not drawn again."""
+    from delta_cli.api import evaluate as api
+    from delta_cli.api.evaluate import EvaluationRequest, engine_section
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
     reference = find_checkpoint(str(run), checkpoint, say_aside)
-    name, settings, benchmarks = _benchmarks(reference, None, None, None, {})
-    grader = _grader(reference, None, settings, False)
-    place = run / "evaluations" / _title(name, reference, None)
-    drawing = engine_section(reference, None, None)
-    return _run(reference, backend, drawing, name, settings, benchmarks, None, grader, place, True, quiet)
-
-
-def _benchmarks(
-    reference: CheckpointReference,
-    suite: str | None,
-    data: str | None,
-    limit: int | None,
-    changes: Mapping[str, object],
-) -> tuple[str, EvaluationSettings, list[Benchmark]]:
-    """Name, settings and problems of the evaluation that was asked for."""
-    from delta_cli.evaluation import suites
-
-    if data:
-        chosen = suites.file_suite(data, _settings_of(reference)).with_settings(**changes)
-    elif suite:
-        chosen = suites.load_suite(suite).with_settings(**changes)
-    elif reference.recipe is None:
-        raise UserError(
-            f"{reference.name}: choose what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
-        )
-    else:
-        own = suites.file_suite("held_out", _settings_of(reference)).with_settings(**changes)
-        return "held_out", own.settings, _own_benchmarks(reference.recipe, limit)
-    return chosen.name, chosen.settings, suites.load_benchmarks(chosen.benchmarks, limit)
-
-
-def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
-    """The benchmarks of the run's evaluations during training."""
-    from delta_cli.recipe.loading import with_overrides
-    from delta_cli.training.setup import load_benchmarks, load_data, load_tokenizer
-
-    if limit is not None:
-        recipe = with_overrides(recipe, [f"evaluation.problems={limit}"])
-    return load_benchmarks(recipe, load_data(recipe, load_tokenizer(recipe)))
-
-
-def _settings_of(reference: CheckpointReference) -> EvaluationSettings:
-    """The run's own evaluation settings; for a model, those of the paper."""
-    from delta_cli.evaluation.results import EvaluationSettings
-    from delta_cli.training.setup import evaluation_settings
-
-    return EvaluationSettings() if reference.recipe is None else evaluation_settings(reference.recipe)
-
-
-def _grader(
-    reference: CheckpointReference, suite: str | None, settings: EvaluationSettings, allow_unsandboxed: bool
-) -> WeightedReward:
-    """The suite's verifier; without a suite, the run's own reward."""
-    from delta_cli.recipe.reward import Reward
-    from delta_cli.rewards.grader import Grader
-    from delta_cli.rewards.weighted import RewardTerm, WeightedReward
-    from delta_cli.training.setup import make_grader
-
-    if suite is None and reference.recipe is not None:
-        return make_grader(reference.recipe).verifying
-    reward = Reward(kind=settings.verifier, allow_unsandboxed=allow_unsandboxed, run_seconds=settings.run_seconds)
-    return WeightedReward([RewardTerm(Grader(reward))])
-
-
-def _folder_of(reference: CheckpointReference, model: str) -> Path:
-    if reference.recipe is not None:
-        return Path(model) / "evaluations"
-    return Path("evaluations") / Path(model).name
-
-
-def _title(name: str, reference: CheckpointReference, limit: int | None) -> str:
-    """The name of the folder: what is measured. Other settings add a number to it."""
-    step = f"-step{reference.step}" if reference.recipe is not None and reference.step is not None else ""
-    return name + step + (f"-limit{limit}" if limit is not None else "")
-
-
-def _run(
-    reference: CheckpointReference,
-    backend_name: str,
-    drawing: EngineSection,
-    name: str,
-    settings: EvaluationSettings,
-    benchmarks: list[Benchmark],
-    limit: int | None,
-    grader: WeightedReward,
-    place: Path,
-    numbered: bool,
-    quiet: bool,
-) -> tuple[EvaluationResult, Path]:
-    """The evaluation and its folder: ``place``, or if ``numbered`` the first free one of place, place-2, …"""
-    from delta_cli.data.tokenizer import Tokenizer
-    from delta_cli.evaluation.evaluate import evaluate as evaluate_benchmarks
-    from delta_cli.evaluation.evaluate import own_folder
-    from delta_cli.reporting.evaluation_progress import evaluation_progress
-    from delta_cli.rollout.worker import RolloutWorker
-
-    with ExitStack() as stack:
-        stack.enter_context(grader)
-        tokenizer = Tokenizer.load(reference.settings.model.path).chatting(settings.system, settings.thinking)
-        log = place.with_name(f"{place.name}-vllm.log")
-        sampler, label = open_sampler_for(reference, backend_name, drawing, settings.max_tokens, log, stack)
-        folder = next(own_folder(place, reference.weights, label, settings, benchmarks))
-        if folder != place and not numbered:
-            raise UserError(f"{place}: holds a different evaluation; choose another folder with --out")
-        progress = stack.enter_context(evaluation_progress(quiet))
-        evaluation = evaluate_benchmarks(
-            RolloutWorker(sampler, tokenizer, grader, settings.template),
-            benchmarks,
-            settings,
-            model=reference.name,
-            backend=label,
-            suite=name,
-            folder=folder,
-            weights=reference.weights,
-            step=reference.step,
-            limit=limit,
-            progress=progress,
-        )
-    return evaluation, folder
+    request = EvaluationRequest.of(reference)
+    return api.evaluate(request, backend, engine_section(reference, None), quiet=quiet, say=say_aside)

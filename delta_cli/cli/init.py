@@ -41,6 +41,8 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented recipe for your own data and model, and list what to run next."""
+    from backends import registry
+    from delta_cli.cli.program import as_typed
     from delta_cli.cli.run_folder import run_folder
     from delta_cli.cli.starter_recipe import StarterInputs, starter_recipe
     from delta_cli.recipe import load_recipe
@@ -52,7 +54,8 @@ def init(
         raise UserError(f"--out {file}: give a name that ends in .toml")
     if file.exists():
         raise UserError(f"{file}: exists already; give another name with --out, or remove it")
-    text = starter_recipe(StarterInputs(source, chosen, question, answer), file.name, _tokenizer(chosen))
+    inputs = StarterInputs(source, chosen, question, answer)
+    text = starter_recipe(inputs, file.name, _tokenizer(chosen), registry.default())
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -66,7 +69,7 @@ def init(
     say(f"data    {source}: columns {columns}; reward {loaded.rewards[0].kind}")
     say(f"model   {chosen}: prompt template {loaded.data.template}")
     say(f"recipe  {file}: read through it, then run these commands\n")
-    commands = _commands(file, run_folder(file, None, resume=False))
+    commands = [(as_typed(line), why) for line, why in _commands(file, run_folder(file, None, resume=False))]
     width = max(len(line) for line, _ in commands)
     for number, (line, why) in enumerate(commands, start=1):
         say(f"{number}  {line:<{width}}  {why}" if width <= WIDTH else f"{number}  {line}\n   {why}")

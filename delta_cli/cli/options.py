@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-RUNS = Path("runs")  # where new run folders are created
-
 RecipeArgument = Annotated[
-    Path | None, typer.Argument(metavar="RECIPE", help="Recipe file. Default: the quickstart.", show_default=False)
+    Path | None,
+    typer.Argument(
+        metavar="RECIPE", help="Recipe file, or the name of a shipped one. Default: the quickstart.", show_default=False
+    ),
 ]
 BackendOption = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mlx or fake.")]
 SetOption = Annotated[
@@ -43,11 +44,27 @@ MinPOption = Annotated[
 MaxTokensOption = Annotated[
     int | None, typer.Option(metavar="N", help="Longest response, in tokens.", show_default=False)
 ]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=1024, metavar="N", help="Processor threads.", show_default="the cores it may use"),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|URL",
+        help="What samples: local, vllm (starts a server), or the address of a running vLLM server. Default: as in the "
+        "run's training.",
+        show_default=False,
+    ),
+]
+PythonOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Python of the environment that has vLLM.", show_default=False)
+]
 SeedOption = Annotated[int | None, typer.Option(metavar="N", help="Seed of the sampling.", show_default=False)]
 
 
 def quickstart() -> Path:
     """The recipe that ships with the package."""
-    from delta_cli import assets
+    from delta_cli.recipe.shipped import FOLDER
 
-    return Path(assets.__file__).parent / "quickstart.toml"
+    return FOLDER / "quickstart.toml"

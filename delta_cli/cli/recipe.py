@@ -8,6 +8,7 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.options import RecipeArgument, SetOption, quickstart
+from delta_cli.cli.say import say
 
 recipes = typer.Typer(
     short_help="List and explain the keys of recipes.",
@@ -44,6 +45,26 @@ def explain(
 
     for line in explained(key, Console().width):
         typer.echo(line)
+
+
+@recipes.command("list", short_help="List the recipes and studies that ship with the package.")
+def list_() -> None:
+    """List the recipes and studies that ship with the package. Their names work wherever a recipe's path does."""
+    import textwrap
+
+    from rich.console import Console
+
+    from delta_cli.recipe.shipped import shipped_recipes
+
+    width = Console().width
+    found = shipped_recipes()
+    for title, is_study in (("recipes, for delta train NAME", False), ("studies, for delta study NAME", True)):
+        say(f"{title}:")
+        for each in found:
+            if each.is_study == is_study:
+                line = f"{each.name:<26} {each.about}".rstrip()
+                typer.echo("\n".join(textwrap.wrap(line, width, initial_indent="  ", subsequent_indent=" " * 6)))
+    say("a copy to change: delta recipe show NAME > mine.toml")
 
 
 @recipes.command(short_help="Print the JSON schema, for editors.")

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from backends.launch import LAUNCHER
-from delta_cli.cli.options import RUNS
 from delta_cli.cli.say import say_aside
 from delta_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from delta_cli.recipe import Recipe
-
-# What may change when a run is resumed: its length, what is watched and kept, how it fits into the machine, and the
-# learning rate, which may have to be lowered after a run diverged.
-CHANGEABLE = (
-    *("run.steps", "run.threads", "evaluation.", "checkpoint.", "tracking.", "reward.workers", "reward.timeout"),
-    *("rollout.batch", "update.micro_batch_tokens", "update.head_chunk_tokens"),
-    *("update.feature_bytes", "update.feature_host_bytes", "update.offload", "parallel."),
-    *("model.gradient_checkpointing", "update.learning_rate"),
-)
+from delta_cli.runs import RUNS
+from delta_cli.runs.folder import next_folder, numbered_folders
 
 
 def run_folder(recipe: Path | None, chosen: Path | None, resume: bool, longer: bool = False) -> Path:
@@ -39,13 +24,9 @@ def run_folder(recipe: Path | None, chosen: Path | None, resume: bool, longer: b
     if resume and recipe is None:
         return _newest_unfinished(longer)
     name = "quickstart" if recipe is None else recipe.stem
-    taken = sorted(
-        (path for path in RUNS.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdigit()),
-        key=lambda path: int(path.name.removeprefix(f"{name}-")),
-    )
     if not resume:
-        last = int(taken[-1].name.removeprefix(f"{name}-")) if taken else 0
-        return RUNS / f"{name}-{last + 1}"
+        return next_folder(RUNS, name)
+    taken = numbered_folders(RUNS, name)
     if not taken:
         raise UserError(f"{RUNS}/{name}-*: there is no run to resume; give its folder with --run-dir")
     return taken[-1]
@@ -72,30 +53,3 @@ def _newest_unfinished(longer: bool) -> Path:
     else:
         say_aside(f"resuming {said}")
     return found.path
-
-
-def recipe_of_run(folder: Path, given: Path | None, overrides: Sequence[str]) -> Recipe:
-    """The recipe to resume with: the run's own with the changes that are given.
-
-    Prints the changes to stderr. Raises UserError if there is no run, or if a key would change that decides the result.
-    """
-    from delta_cli.recipe import load_recipe
-    from delta_cli.recipe.loading import differences, with_overrides
-
-    own = folder / "recipe.toml"
-    if not own.is_file():
-        raise UserError(f"{folder}: holds no run to resume; to start one there, leave out --resume")
-    before = load_recipe(own)
-    after = load_recipe(given, overrides) if given else with_overrides(before, overrides)
-    changes = differences(before, after)
-    refused = [line for name, line in changes if not name.startswith(CHANGEABLE)]
-    allowed = [line for name, line in changes if name.startswith(CHANGEABLE)]
-    if refused:
-        also = f" ({'; '.join(allowed)} would be allowed)" if allowed else ""
-        raise UserError(
-            f"{own}: resuming would change {'; '.join(refused)}{also}. Only {', '.join(CHANGEABLE)} may change; "
-            "start a new run for the rest"
-        )
-    if allowed and LAUNCHER not in os.environ:  # otherwise the launcher has printed it
-        say_aside(f"changed: {'; '.join(allowed)}")
-    return after

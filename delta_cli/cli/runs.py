@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from delta_cli.cli import app
-from delta_cli.cli.options import RUNS
 from delta_cli.errors import UserError
+from delta_cli.runs import RUNS
 
 
 @app.command(short_help="List runs and their state.")

@@ -6,10 +6,11 @@ import typer
 
 
 def say(line: str, err: bool = False) -> None:
-    """Print a line, with control characters and direction marks written out."""
+    """Print a line, with control characters and direction marks written out, and commands as they are typed here."""
+    from delta_cli.cli.program import as_typed
     from delta_cli.text import visible
 
-    typer.echo(visible(line, "\n"), err=err)
+    typer.echo(visible(as_typed(line), "\n"), err=err)
 
 
 def say_aside(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from delta_cli.data.dataset_layouts import LAYOUTS
 from delta_cli.data.loading import load_problems
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.doctor.fit import with_fit
+from delta_cli.doctor.machine import describe_machine
 from delta_cli.doctor.model_shape import shape_of
 from delta_cli.errors import UserError
+from delta_cli.recipe import Recipe, parse_recipe
 from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.document import toml_value
 
@@ -35,8 +39,10 @@ class StarterInputs:
     answer: str | None = None
 
 
-def starter_recipe(inputs: StarterInputs, name: str, tokenizer: Tokenizer | None) -> str:
+def starter_recipe(inputs: StarterInputs, name: str, tokenizer: Tokenizer | None, machine: str) -> str:
     """The text of the recipe. ``tokenizer`` is the model's, or None if it is not on this machine.
+
+    ``machine`` is the backend that will train it, whose memory the batches fit.
 
     Raises UserError if the data file cannot be read or its columns cannot be identified.
     """
@@ -48,8 +54,19 @@ def starter_recipe(inputs: StarterInputs, name: str, tokenizer: Tokenizer | None
     values: dict[str, Any] = {"name": name, "model": inputs.model, "source": inputs.source, "steps": 100}
     values |= _data(inputs) | _template(inputs, tokenizer)
     values |= _size(inputs) | _lengths(values, inputs, tokenizer)
-    lines = environment.get_template("starter.toml.jinja").render(values).rstrip("\n").split("\n")
+    template = environment.get_template("starter.toml.jinja")
+    recipe = parse_recipe(tomllib.loads(template.render(values | {"fit": {}})), name)
+    lines = template.render(values | {"fit": _fit(recipe, machine)}).rstrip("\n").split("\n")
     return "\n".join(map(_aligned, lines)) + "\n"
+
+
+def _fit(recipe: Recipe, machine: str) -> dict[str, str]:
+    """The keys that make the recipe fit this machine and their values; none if nothing does, as the doctor says."""
+    try:
+        overrides = with_fit(recipe, describe_machine(machine), machine)[1]
+    except UserError:
+        return {}
+    return {key: value for key, _, value in (each.partition("=") for each in overrides)}
 
 
 def _aligned(line: str) -> str:

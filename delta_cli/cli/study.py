@@ -58,7 +58,7 @@ def study(
     A study can also measure each run's best checkpoint on a suite. If a study is stopped, the same command
     continues it. One line compares values of a recipe's key:
 
-    delta study recipes/quickstart.toml --grid update.learning_rate=2e-4,1e-3 --seeds 3
+    delta study quickstart --grid update.learning_rate=2e-4,1e-3 --seeds 3
     """
     from filelock import FileLock, Timeout
     from rich.console import Console

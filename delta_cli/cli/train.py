@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -44,6 +42,10 @@ def train(
             help="Resume from the newest intact checkpoint: of --run-dir, or of the newest unfinished run.",
         ),
     ] = False,
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Set smaller batches if the recipe does not fit this machine; changes no result."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the recipe and what it needs, and do not train.")
     ] = False,
@@ -73,13 +75,16 @@ def train(
     mode: DisplayMode = "json" if json else "quiet" if quiet else "auto"
     rank, size = rank_and_size()
     if size > 1:  # started with others by a launcher: rank 0 decides for all
-        ranks = registry.join(registry.resolve(backend))
-        choice = _choose(recipe, run_dir, resume, overrides) if rank == 0 else None
-        folder, loaded = from_first(ranks, choice)
+        backend = registry.resolve(backend)
+        ranks = registry.join(backend)
+        choice = _choose(recipe, run_dir, resume, overrides, fit and backend, not resume) if rank == 0 else None
+        folder, loaded, _ = from_first(ranks, choice)
         with lossy_output():
             code = _train(loaded, backend, folder, mode, resume, ranks)
         os._exit(code)  # all is written; torch's threads may abort while the interpreter shuts down
-    folder, loaded = _choose(recipe, run_dir, resume, overrides, dry_run)
+    folder, loaded, overrides = _choose(
+        recipe, run_dir, resume, overrides, fit and registry.resolve(backend), new=not (resume or dry_run)
+    )
     if dry_run:
         _dry_run(loaded, backend, mode)
     elif loaded.parallel.processes > 1:
@@ -105,18 +110,37 @@ def _dry_run(loaded: Recipe, backend: str, mode: DisplayMode) -> None:
 
 
 def _choose(
-    recipe: Path | None, run_dir: Path | None, resume: bool, overrides: Sequence[str], dry_run: bool = False
-) -> tuple[Path, Recipe]:
-    """The run folder and the recipe. Raises UserError if they do not fit together."""
-    from delta_cli.cli.run_folder import recipe_of_run, run_folder
+    recipe: Path | None,
+    run_dir: Path | None,
+    resume: bool,
+    overrides: list[str],
+    fit: str | Literal[False],
+    new: bool,
+) -> tuple[Path, Recipe, list[str]]:
+    """The run folder, the recipe and all overrides. Raises UserError if they do not fit together.
+
+    ``fit`` names the backend whose memory the recipe is made to fit; ``new`` refuses a folder that holds a run.
+    """
+    from delta_cli.api.resume import recipe_of_run
+    from delta_cli.cli.run_folder import run_folder
+    from delta_cli.doctor.fit import with_fit
+    from delta_cli.doctor.machine import describe_machine
     from delta_cli.recipe import load_recipe
 
     longer = any(override.partition("=")[0].strip() == "run.steps" for override in overrides)
     folder = run_folder(recipe, run_dir, resume, longer)
-    loaded = recipe_of_run(folder, recipe, overrides) if resume else load_recipe(recipe or quickstart(), overrides)
-    if not (resume or dry_run) and (folder / "recipe.toml").exists():
+    if resume:
+        told = LAUNCHER in os.environ  # the launcher has printed what changes
+        loaded = recipe_of_run(folder, recipe, overrides, say=(lambda line: None) if told else say_aside)
+    else:
+        loaded = load_recipe(recipe or quickstart(), overrides)
+    if new and (folder / "recipe.toml").exists():
         raise UserError(f"{folder}: holds a run already; add --resume to continue it, or choose another --run-dir")
-    return folder, loaded
+    if not fit:
+        return folder, loaded, overrides
+    fitting, found = with_fit(loaded, describe_machine(fit), fit)
+    say_aside(f"--fit: {' '.join(f'--set {each}' for each in found) or 'the recipe fits as it is'}")
+    return folder, fitting, overrides + found
 
 
 def _launch(
@@ -140,67 +164,22 @@ def _launch(
 
 def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume: bool, ranks: Collective) -> int:
     """Train until the end or until asked to stop; returns the exit code. Only rank 0 prints."""
-    from delta_cli.errors import Interrupted
+    from delta_cli.api.train import run_recipe
     from delta_cli.reporting.console import console_observer
-    from delta_cli.reporting.trackers import with_tracking
-    from delta_cli.runs.observer import Observer, ObserverGroup, PhaseObserver
-    from delta_cli.runs.status import record_failure, recorded_status
-    from delta_cli.training.setup import open_trainer
+    from delta_cli.runs.observer import Observer
+    from delta_cli.runs.stop_signal import StopSignal
 
-    stop, stopped, dropped, leads = StopSignal(), None, "", ranks.rank == 0
-    observer = with_tracking(console_observer(mode), recipe, folder) if leads else Observer()
-    if ranks.watchdog is not None:
-        ranks.watchdog.limits = recipe.parallel
-        ranks.watchdog.on_failure = partial(record_failure, folder)
-        observer = ObserverGroup([observer, PhaseObserver(partial(setattr, ranks.watchdog, "phase"))])
-    try:
-        with (
-            open_trainer(recipe, backend, folder, observer, stop.asked, ranks, new=not resume) as trainer,
-            recorded_status(folder, ranks.rank),
-        ):
-            trainer.run(resume)
-    except Interrupted as interrupted:
-        stopped, dropped = interrupted.step, interrupted.dropped
-    finally:
-        observer.end()
+    leads, stop = ranks.rank == 0, StopSignal()
+    stop.listen()
+    display = console_observer(mode) if leads else Observer()
+    stopped = run_recipe(recipe, backend, folder, display, resume, ranks, stop)
     ranks.close()
     if stopped is not None:
         if leads:
-            say_aside(f"stopped after step {stopped}; continue with: delta train --resume --run-dir {folder}")
-            if dropped:
-                say_aside(f"dropped: the unfinished {dropped} phase, which is then done again")
+            say_aside(f"stopped after step {stopped.step}; continue with: delta train --resume --run-dir {folder}")
+            if stopped.dropped:
+                say_aside(f"dropped: the unfinished {stopped.dropped} phase, which is then done again")
         return 128 + (stop.number or signal.SIGTERM)  # SIGTERM: another rank got the signal
     if mode == "auto" and leads:
         say(f"done: {folder}  (the model is in {folder / 'model'})")
     return 0
-
-
-STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
-class StopSignal:
-    """Ctrl-C, SIGTERM or SIGHUP stops the run at the next safe point. A second signal ends it at once."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        for each in STOPS:
-            if signal.getsignal(each) != signal.SIG_IGN:  # under nohup the run outlives its terminal
-                signal.signal(each, self._hear)
-
-    def asked(self) -> bool:
-        """Whether a signal came, or the process that started this rank is gone."""
-        return self.number != 0 or self._orphaned()
-
-    def _orphaned(self) -> bool:
-        launcher = os.environ.get(LAUNCHER)
-        return launcher is not None and os.getppid() != int(launcher)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        for each in STOPS:
-            signal.signal(each, signal.SIG_DFL)
-        if rank_and_size()[0]:
-            return  # rank 0 says it
-        # Not print: the signal may have interrupted a print, which cannot be entered twice.
-        with suppress(OSError):
-            os.write(2, b"stopping at the next safe point; once more to stop at once\n")

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,24 @@ GENERATED = (arithmetic.SOURCE, word_problems.SOURCE)
 LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filter")  # that replace the data set's own
 
 
+LEFT_OUT = {
+    "filtered": "do not meet the filter",
+    "empty": "without a question",
+    "without_gold": "without a gold answer",
+    "duplicated": "duplicates",
+    "too_long": "with too long a prompt",
+}
+LISTED = 100  # rows left out that are remembered for each reason
+
+
+@dataclass(frozen=True)
+class LeftOutRow:
+    """A row that gives no problem."""
+
+    where: str  # file and line, or the problem's id
+    reason: str  # a field of LoadReport
+
+
 @dataclass(frozen=True)
 class LoadReport:
     """How many rows were read, how many were kept, and how many were left out for each reason."""
@@ -37,16 +55,11 @@ class LoadReport:
     without_gold: int = 0
     duplicated: int = 0  # same question as an earlier row
     too_long: int = 0  # prompt above the limit
+    left_out: tuple[LeftOutRow, ...] = field(default=(), compare=False)  # the first ones of each reason
 
     def __str__(self) -> str:
-        left_out = {
-            "do not meet the filter": self.filtered,
-            "without a question": self.empty,
-            "without a gold answer": self.without_gold,
-            "duplicates": self.duplicated,
-            "with too long a prompt": self.too_long,
-        }
-        reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+        counts = {words: getattr(self, reason) for reason, words in LEFT_OUT.items()}
+        reasons = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
         return f"{self.kept} problems of {self.read} rows" + (f"; left out: {reasons}" if reasons else "")
 
 
@@ -74,7 +87,10 @@ def load_problems(
     kept, report = _read(data)
     if tokenizer is not None and max_prompt_tokens is not None:
         fitting = _fitting(kept, data.prompt_template, tokenizer, max_prompt_tokens)
-        report = replace(report, kept=len(fitting), too_long=len(kept) - len(fitting))
+        left = {problem.id for problem in kept} - {problem.id for problem in fitting}
+        rows = tuple(LeftOutRow(f"problem {each.id}", "too_long") for each in kept if each.id in left)[:LISTED]
+        too_long = len(kept) - len(fitting)
+        report = replace(report, kept=len(fitting), too_long=too_long, left_out=report.left_out + rows)
         kept = fitting
     if not kept:
         raise UserError(f"data.source: {data.source}: no problem is left ({report})")
@@ -198,21 +214,26 @@ def _collect(
 ) -> tuple[list[Problem], LoadReport]:
     kept: dict[str, Problem] = {}  # by question
     left_out: Counter[str] = Counter()
+    listed: list[LeftOutRow] = []
     read = 0
     for where, row in rows:
         read += 1
         if condition is not None and not condition(row):
-            left_out["filtered"] += 1
+            reason = "filtered"
         elif not (question := _encodable(_question(row, layout), where)):
-            left_out["empty"] += 1
+            reason = "empty"
         elif (answer := _answer(row, layout)) is None:
-            left_out["without_gold"] += 1
+            reason = "without_gold"
         elif question in kept:
-            left_out["duplicated"] += 1
+            reason = "duplicated"
         else:
             own_id = row.get(layout.id) if layout.id else None
             kept[question] = Problem(str(read if own_id is None else own_id), question, answer, source)
-    return list(kept.values()), LoadReport(read, len(kept), **left_out)
+            continue
+        left_out[reason] += 1
+        if left_out[reason] <= LISTED:
+            listed.append(LeftOutRow(where, reason))
+    return list(kept.values()), LoadReport(read, len(kept), **left_out, left_out=tuple(listed))
 
 
 def _question(row: DataRow, layout: DatasetLayout) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 
 from backends import registry
 from backends.interface import BackendError
@@ -12,17 +13,19 @@ from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.deadline import Deadline
 from delta_cli.doctor.finding import Finding, gib
-from delta_cli.doctor.mac import WATCHDOG_SECONDS, attention_scores, longest_operation, second_chunk
+from delta_cli.doctor.fit import MachineMemory, fitting_overrides
+from delta_cli.doctor.mac import WATCHDOG_SECONDS, longest_operation
 from delta_cli.doctor.machine import Machine, describe_machine
-from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes, trained
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, peak_bytes
 from delta_cli.doctor.model_checks import model_findings
 from delta_cli.doctor.model_shape import ModelShape, shape_of
-from delta_cli.doctor.sharding import choose_sharding
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rewards.weighted import WeightedReward
+from delta_cli.text import count
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
+    check_functions,
     gold_notices,
     load_benchmarks,
     load_data,
@@ -31,6 +34,7 @@ from delta_cli.training.setup import (
 )
 
 SECONDS = 120.0  # for running the model, apart from one forward and backward pass of the longest batch
+PROMPT_SHOWN = 600  # characters of the first prompt
 VLLM_SHARE = 0.9  # of a GPU's memory, which a vLLM server takes by default
 
 
@@ -48,8 +52,8 @@ def examine(
     """
     name = registry.default() if backend == "auto" else backend
     machine = describe_machine(name)
-    yield from _machine(machine, name)
     yield from _memory(recipe, machine, name)
+    yield from _machine(machine, name)
     try:
         tokenizer = load_tokenizer(recipe)
     except UserError as error:
@@ -62,7 +66,14 @@ def examine(
     except UserError as error:
         yield _not_checked("data", error)
         return
-    with make_grader(recipe) as grader:
+    yield _prompt(recipe, tokenizer, data.problems[0])
+    with ExitStack() as stack:
+        try:
+            grader = stack.enter_context(make_grader(recipe))
+            check_functions(grader, data.problems[0])
+        except UserError as error:
+            yield Finding("wrong", "reward", str(error))
+            return
         yield from _data(data, grader)
         if run_model:
             yield from model_findings(recipe, name, tokenizer, data, grader.verifying, Deadline(seconds, say))
@@ -92,25 +103,24 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
     except UserError as error:
         yield Finding("note", "memory", f"not estimated: {error}")
         return
-    layout = choose_sharding(recipe.parallel.processes, recipe.parallel.sharding, trained(recipe, shape))
-    found = estimate_memory(recipe, shape, config, layout)
-    if backend == "mlx":
-        found += [attention_scores(recipe, shape), second_chunk(recipe, shape)]
-    items = sorted(found, key=lambda item: -item.bytes)
+    memory = MachineMemory(shape, config, machine, backend)
+    layout, items = memory.layout(recipe), sorted(memory.items(recipe), key=lambda item: -item.bytes)
+    advice = _advice(recipe, memory)
+    total, host = peak_bytes(items), bytes_by_phase(items)["host"] * layout.processes
+    if backend != "cuda":  # host memory is the device's memory, and all processes share it
+        yield _fits("memory", items, total * layout.processes + host, machine.device_memory, advice)
+    else:
+        yield _fits("memory", [item for item in items if item.phase != "host"], total, machine.device_memory, advice)
+        if recipe.engine.colocated and machine.device_memory:
+            yield _shared(recipe, bytes_by_phase(items)["stays"], machine.device_memory)
+        if host:
+            on_host = [item for item in items if item.phase == "host"]
+            yield _fits("memory, host", on_host, host, machine.memory, advice)
     for item in items:
         if item.bytes:
             yield Finding("ok", f"memory, {item.phase}", f"{gib(item.bytes):>10}  {item.name}: {item.how}")
     if backend == "mlx" and machine.system.startswith("Darwin"):
         yield _watchdog(recipe, shape)
-    total, host = peak_bytes(items), bytes_by_phase(items)["host"] * layout.processes
-    if backend != "cuda":  # host memory is the device's memory, and all processes share it
-        yield _fits("memory", items, total * layout.processes + host, machine.device_memory)
-        return
-    yield _fits("memory", [item for item in items if item.phase != "host"], total, machine.device_memory)
-    if recipe.engine.colocated and machine.device_memory:
-        yield _shared(recipe, bytes_by_phase(items)["stays"], machine.device_memory)
-    if host:
-        yield _fits("memory, host", [item for item in items if item.phase == "host"], host, machine.memory)
 
 
 def _watchdog(recipe: Recipe, shape: ModelShape) -> Finding:
@@ -139,13 +149,20 @@ def _shared(recipe: Recipe, stays: int, available: int) -> Finding:
     )
 
 
-def _fits(subject: str, items: Sequence[MemoryItem], total: int, available: int) -> Finding:
-    """Whether ``total`` bytes are available; if not, how to make the largest items smaller."""
+def _advice(recipe: Recipe, memory: MachineMemory) -> str:
+    """The keys that make a recipe fit; empty if it fits, or if no such keys suffice."""
+    known = memory.machine.device_memory > 0
+    overrides = fitting_overrides(recipe, memory.excess, memory.separate) if known else None
+    return f"It fits with: --set {' --set '.join(overrides)} (delta train RECIPE --fit does this)" if overrides else ""
+
+
+def _fits(subject: str, items: Sequence[MemoryItem], total: int, available: int, advice: str) -> Finding:
+    """Whether ``total`` bytes are available; if not, ``advice``, or else how to make the largest items smaller."""
     if not available:
         return Finding("note", subject, f"about {gib(total)} at the worst moment")
     if total <= available:
         return Finding("ok", subject, f"about {gib(total)} at the worst moment, of {gib(available)}")
-    advice = "; ".join(f"{item.name}: {item.remedy}" for item in [item for item in items if item.remedy][:3])
+    advice = advice or "; ".join(f"{item.name}: {item.remedy}" for item in [item for item in items if item.remedy][:3])
     return Finding(
         "wrong", subject, f"about {gib(total)} at the worst moment, but only {gib(available)} is available. {advice}"
     )
@@ -159,8 +176,6 @@ def _tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Finding]:
     yield Finding(
         "ok", "tokenizer", f"{tokenizer.vocab_size} tokens; a response ends with {ends}; padding is {tokenizer.pad_id}"
     )
-    prompt = encode_prompt(Problem("example", "1+1=?", "2"), recipe.data.prompt_template, tokenizer)
-    yield Finding("ok", "prompt", f"{tokenizer.decode(prompt, skip_special=False)!r}, {len(prompt)} tokens")
     shape, _ = shape_of(recipe.model.path)
     if shape.vocabulary < tokenizer.vocab_size:
         yield Finding(
@@ -173,6 +188,14 @@ def _tokenizer(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[Finding]:
         yield Finding(
             "ok", "vocabulary", f"padded to {shape.vocabulary} rows; ids beyond the tokenizer decode to \\ufffd"
         )
+
+
+def _prompt(recipe: Recipe, tokenizer: Tokenizer, problem: Problem) -> Finding:
+    """The prompt of a problem, as the model gets it."""
+    prompt = encode_prompt(problem, recipe.data.prompt_template, tokenizer)
+    text = tokenizer.decode(prompt, skip_special=False)
+    shown = text if len(text) <= PROMPT_SHOWN else f"{text[: PROMPT_SHOWN // 2]} … {text[-PROMPT_SHOWN // 2 :]}"
+    return Finding("ok", "prompt", f"{shown!r}, {count(len(prompt), 'token')}, from problem {problem.id}")
 
 
 def _data(data: LoadedData, grader: WeightedReward) -> Iterator[Finding]:

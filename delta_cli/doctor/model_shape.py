@@ -61,6 +61,10 @@ class ModelShape:
 
 # Models of the recipes and of docs/scale.md, so that they can be judged before they are downloaded.
 KNOWN = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(576, 30, 9, 3, 64, 1536, 49152, tied=True),
+    "Qwen/Qwen3-0.6B": ModelShape(1024, 28, 16, 8, 128, 3072, 151936, tied=True),
+    "Qwen/Qwen3-1.7B": ModelShape(2048, 28, 16, 8, 128, 6144, 151936, tied=True),
+    "Qwen/Qwen3-4B": ModelShape(2560, 36, 32, 8, 128, 9728, 151936, tied=True),
     "Qwen/Qwen3-8B-Base": ModelShape(4096, 36, 32, 8, 128, 12288, 151936),
     "Qwen/Qwen3-14B-Base": ModelShape(5120, 40, 40, 8, 128, 17408, 151936),
     "Qwen/Qwen3-32B": ModelShape(5120, 64, 64, 8, 128, 25600, 151936),

@@ -13,34 +13,67 @@ from delta_cli.doctor.plan_request import PlanRequest
 from delta_cli.doctor.step_time import NAMES
 
 COLUMNS = 80
+FASTER = 0.95  # of a step's time, above which other keys are not worth a line
 SHORT = {"drawing": "draw", "scoring": "score", "updating": "update", "collectives": "coll.", "weight sync": "sync"}
 HEADER = ("GPUs", "GB", *(SHORT.get(name, name) for name in NAMES), "step", "run h", "GPU h")
 WIDTHS = (4, 6, 7, 6, 6, 7, 6, 5, 7, 7, 7)
-UNMEASURED = "Arithmetic from data sheets and the assumptions below: nothing was run on a GPU."
+UNMEASURED = "Arithmetic from data sheets and assumptions (--details lists them): nothing was run on a GPU."
 
 
-def text(name: str, found: RunPlan, settings: Sequence[str], scaling: Sequence[RunPlan]) -> Iterator[str]:
-    """The lines of a plan. ``settings`` are the recipe's keys that ``scaling`` was worked out with, for this number."""
+def text(
+    name: str,
+    found: RunPlan,
+    best: RunPlan,
+    settings: Sequence[str],
+    scaling: Sequence[RunPlan],
+    details: bool = False,
+) -> Iterator[str]:
+    """The lines of a plan, the verdict first.
+
+    ``best`` is the plan with the keys ``settings``, which change no result; ``scaling`` was worked out with such keys
+    for every number of GPUs. ``details`` lists every use of memory and the assumptions.
+    """
     spread = "" if found.layout.processes == 1 else f", sharding {found.layout.sharding}"
+    yield f"{'FITS' if found.fits else 'DOES NOT FIT'}: {_need(found)} GB of each GPU"
+    yield from _advice(found, best, settings)
+    yield ""
     yield f"{name} on {found.layout.processes} × {found.gpu.name}{spread}, engine {found.engine}"
     yield from _wrapped(UNMEASURED)
     yield ""
-    yield from _memory(found)
+    yield from _memory(found, details)
     yield ""
     yield from _step(found)
     yield from (line for note in found.notes for line in _wrapped(note, "! "))
     yield ""
     yield from _wrapped(
-        "Seconds of a step by number of GPUs, with the keys that change no result set to what each has room for "
-        f"(with {found.layout.processes}: --set {' --set '.join(settings)}). GB: of one GPU; ! is more than there is."
+        "Seconds of a step by number of GPUs, with the keys that change no result set to what each has room for. "
+        "GB: of one GPU; ! is more than there is."
     )
     yield from table(scaling)
     for count, what in found.limits:
         if any(each.layout.processes > count for each in scaling):
             yield from _wrapped(f"Above {count} GPUs some have nothing to {what}.")
-    yield ""
-    yield "Assumptions:"
-    yield from (line for each in ASSUMPTIONS for line in _wrapped(each, "- "))
+    if details:
+        yield ""
+        yield "Assumptions:"
+        yield from (line for each in ASSUMPTIONS for line in _wrapped(each, "- "))
+
+
+def _need(found: RunPlan) -> str:
+    return f"{found.bytes / 1e9:.1f} of {found.room / 1e9:.1f}"
+
+
+def _advice(found: RunPlan, best: RunPlan, settings: Sequence[str]) -> Iterator[str]:
+    """What to add to the command so that the run fits, or is faster."""
+    if not best.fits:
+        yield from _wrapped(
+            f"Nor with smaller batches ({_need(best)} GB): take more or larger GPUs, add [model.lora], or choose a "
+            "smaller model."
+        )
+    elif settings and (not found.fits or best.step_seconds < found.step_seconds * FASTER):
+        better = f"faster ({_short(best.step_seconds)} s a step)" if found.fits else f"fits ({_need(best)} GB)"
+        yield from _wrapped(f"It is {better} with keys that change no result:" if found.fits else f"It {better} with:")
+        yield " \\\n".join(f"  --set {each}" for each in settings)
 
 
 def table(plans: Sequence[RunPlan]) -> Iterator[str]:
@@ -58,7 +91,9 @@ def row(found: RunPlan) -> tuple[str, ...]:
     return processes, memory, *map(_short, times), _short(found.hours * found.layout.processes)
 
 
-def as_json(name: str, found: RunPlan, settings: Sequence[str], scaling: Sequence[RunPlan]) -> dict[str, Any]:
+def as_json(
+    name: str, found: RunPlan, best: RunPlan, settings: Sequence[str], scaling: Sequence[RunPlan]
+) -> dict[str, Any]:
     """Everything that ``text`` prints. Seconds, bytes and hours."""
     return {
         "recipe": name,
@@ -66,22 +101,22 @@ def as_json(name: str, found: RunPlan, settings: Sequence[str], scaling: Sequenc
         "gpu": found.gpu.name,
         "engine": found.engine,
         "plan": _numbers(found) | {"items": [vars(item) for item in found.items]},
-        "scaling_settings": list(settings),
+        "fitting_settings": list(settings),
+        "fitting_plan": _numbers(best),
         "scaling": [_numbers(each) for each in scaling],
         "assumptions": list(ASSUMPTIONS),
     }
 
 
-def settings(request: PlanRequest) -> list[str]:
-    """The keys that ``fitted`` sets, as ``--set`` takes them."""
-    rollout, update = request.recipe.rollout, request.recipe.update
-    batch = [f"rollout.batch={rollout.batch}"] if request.engine == "local" else []
-    return [
-        *batch,
-        f"update.offload={str(update.offload).lower()}",
-        f"update.micro_batch_tokens={update.micro_batch_tokens}",
-        f"update.feature_bytes={update.feature_bytes}",
+def settings(request: PlanRequest, best: PlanRequest) -> list[str]:
+    """The keys that ``fitted`` changed from ``request`` to ``best``, as ``--set`` takes them."""
+    keys = [("rollout", "batch")] if request.engine == "local" else []
+    keys += [("update", name) for name in ("offload", "micro_batch_tokens", "feature_bytes")]
+    pairs = [
+        (f"{section}.{name}", *(getattr(getattr(each.recipe, section), name) for each in (request, best)))
+        for section, name in keys
     ]
+    return [f"{key}={str(after).lower()}" for key, before, after in pairs if before != after]
 
 
 def _numbers(found: RunPlan) -> dict[str, Any]:
@@ -101,17 +136,15 @@ def _numbers(found: RunPlan) -> dict[str, Any]:
     }
 
 
-def _memory(found: RunPlan) -> Iterator[str]:
-    verdict = "fits" if found.fits else "DOES NOT FIT"
-    most, room = found.bytes / 1e9, found.room / 1e9
-    yield f"Memory of each GPU: {most:.1f} GB at the worst moment, {room:.1f} to use: {verdict}"
+def _memory(found: RunPlan, details: bool) -> Iterator[str]:
+    yield f"Memory of each GPU: {found.bytes / 1e9:.1f} GB at the worst moment, {found.room / 1e9:.1f} to use"
     for phase, total in bytes_by_phase(found.items).items():
         mine: list[MemoryItem] = sorted(
             (i for i in found.items if i.phase == phase and i.bytes), key=lambda i: -i.bytes
         )
         if mine:
             yield f"  {phase:<8}{total / 1e9:>8.2f}"
-        for item in mine:
+        for item in mine if details else mine[:1]:
             yield from _wrapped(f"{item.bytes / 1e9:>16.2f}  {item.name}: {item.how}", "  ", 18)
     if found.host_bytes:
         count = min(found.layout.processes, found.gpu.node)

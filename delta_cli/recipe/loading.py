@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from delta_cli.errors import UserError
+from delta_cli.recipe.document import toml_value
 from delta_cli.recipe.keys import walk
 from delta_cli.recipe.messages import (
     OTHER_SUFFIXES,
@@ -24,16 +25,19 @@ from delta_cli.recipe.messages import (
 )
 from delta_cli.recipe.models import Recipe
 from delta_cli.recipe.renamed import Table, with_new_keys
+from delta_cli.recipe.shipped import find_shipped
 
 LONGEST = 10**7  # bytes of a recipe or study
 
 
 def load_recipe(path: Path | None, overrides: Sequence[str] = (), over: Table | None = None) -> Recipe:
-    """The recipe in a TOML file (None: all defaults) with ``section.key=value`` overrides.
+    """The recipe in a TOML file, or the shipped one of that name, with ``section.key=value`` overrides.
 
+    Without a path it has all defaults.
     ``over`` holds further keys, which replace the file's; the overrides replace those in turn. Raises UserError, one
     line, if the file cannot be read or a key or value is not allowed.
     """
+    path = None if path is None else find_shipped(path)
     table = {} if path is None else read_recipe(path)
     _lay_over(table, with_new_keys(over or {}, str(path)), "overrides", str(path))
     return _overridden(table, overrides, str(path) if path else "the defaults")
@@ -206,8 +210,12 @@ def differences(before: Recipe, after: Recipe) -> list[tuple[str, str]]:
     for name, _ in walk(Recipe):
         first, second = _value(before, name), _value(after, name)
         if first != second:
-            found.append((name, f"{name}: {first!r} → {second!r}"))
+            found.append((name, f"{name}: {_in_words(first)} → {_in_words(second)}"))
     return found
+
+
+def _in_words(value: Any) -> str:
+    return "absent" if value is None else toml_value(value)
 
 
 def _value(recipe: Recipe, name: str) -> Any:

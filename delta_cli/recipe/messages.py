@@ -14,6 +14,7 @@ from delta_cli.recipe.keys import section_of, walk
 from delta_cli.recipe.models import Recipe
 from delta_cli.recipe.other_trainers import PAGE, SHOWN, known_elsewhere, other_trainers_keys, translated
 from delta_cli.recipe.reward import ONE, SEVERAL
+from delta_cli.recipe.shipped import shipped_names
 
 DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 OTHERS = (".yaml", ".yml", ".py", ".sh", ".ipynb")
@@ -210,8 +211,9 @@ def _folder(path: Path) -> str:
 
 
 def nearby(path: Path) -> str:
-    """A hint at a file with a similar name."""
+    """A hint at a file with a similar name, or at a shipped recipe of that name."""
     folder = path.parent if path.parent.is_dir() else Path("recipes")
     names = {str(p): p.stem for p in folder.glob("*.toml")} if folder.is_dir() else {}
+    names |= {name: name for name in shipped_names() if name not in names.values()}
     close = difflib.get_close_matches(path.stem, names.values(), n=1, cutoff=0.5)
     return next((f"; did you mean {p}?" for p, stem in names.items() if close and stem == close[0]), "")

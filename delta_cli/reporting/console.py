@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import time
 from typing import IO, Any, Literal
 
 from rich.console import Console
 
-from delta_cli.reporting.live_display import LiveObserver
+from delta_cli.reporting.live_display import PHASE_LABELS, LiveObserver, PhaseProgress, phase_text
 from delta_cli.reporting.remaining_time import RemainingTime
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.text import count, duration, evaluation_line, number, percent, visible
 
+SILENCE = 30.0  # seconds without a line after which plain output says how far the phase is
 DisplayMode = Literal["auto", "live", "plain", "quiet", "json"]
 
 
 def console_observer(mode: DisplayMode, console: Console | None = None) -> Observer:
     """The observer that prints a run in this mode.
 
-    ``auto`` is ``live`` if stdout is a terminal that can move its cursor, otherwise ``plain``. ``quiet`` prints
-    only notices, on stderr. ``json`` prints each record as one line of JSON. ``console`` replaces stdout.
+    ``auto`` is ``live`` if stdout is a terminal that can move its cursor, and otherwise, as in notebooks, ``plain``.
+    ``quiet`` prints only notices, on stderr. ``json`` prints each record as one line of JSON. ``console`` replaces
+    stdout.
     """
     if mode == "quiet":
         return QuietObserver()
@@ -33,8 +37,14 @@ def console_observer(mode: DisplayMode, console: Console | None = None) -> Obser
         reconfigure(errors="replace")
     console = console or Console()
     if mode == "auto":
-        mode = "live" if console.file.isatty() and not console.is_dumb_terminal else "plain"
+        moves = console.file.isatty() and not console.is_dumb_terminal and not _in_notebook(console)
+        mode = "live" if moves else "plain"
     return LiveObserver(console) if mode == "live" else PlainObserver(console.file)
+
+
+def _in_notebook(console: Console) -> bool:
+    """Whether a notebook shows the output: of its own process, or of a command that a cell starts in a terminal."""
+    return console.is_jupyter or "JPY_PARENT_PID" in os.environ
 
 
 class QuietObserver(Observer):
@@ -46,11 +56,13 @@ class QuietObserver(Observer):
 
 
 class PlainObserver(Observer):
-    """Prints a line for each step, each evaluation and each notice."""
+    """Prints a line for each step, each evaluation and each notice, and a sign of life every half minute."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._pace = RemainingTime()
+        self._phase = PhaseProgress("")
+        self._printed = time.monotonic()
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Print the run's folder and its number of steps."""
@@ -58,6 +70,24 @@ class PlainObserver(Observer):
         resumed = f", resumed after step {first}" if first else ""
         where = f" on {machine}" if machine else ""
         self._print(f"{visible(title)}: {count(steps, 'step')}{resumed}{where}")
+
+    def phase(self, name: str, total: int = 0) -> None:
+        """Announce an evaluation, and any phase that begins after a long silence."""
+        self._phase = PhaseProgress(name, total)
+        if name == "evaluate":
+            self._print(f"evaluating on held-out problems: {count(total, 'response')}")
+        else:
+            self._say_where()
+
+    def advance(self, responses: int, tokens: int) -> None:
+        """Print how far the phase is, after a long silence."""
+        self._phase.responses, self._phase.tokens = responses, tokens
+        self._say_where()
+
+    def _say_where(self) -> None:
+        if time.monotonic() - self._printed > SILENCE:
+            label = PHASE_LABELS.get(self._phase.name, self._phase.name)
+            self._print(f"  … {label}  {phase_text(self._phase)}")
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
         """Print the step's numbers on one line."""
@@ -80,6 +110,7 @@ class PlainObserver(Observer):
         self._print(f"! {visible(notice.text, ' ')}")
 
     def _print(self, line: str) -> None:
+        self._printed = time.monotonic()
         print(line, file=self._file, flush=True)
 
 

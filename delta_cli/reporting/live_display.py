@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -59,6 +59,17 @@ class PhaseProgress:
         return time.monotonic() - self.started
 
 
+class ResizableLive(Live):
+    """A live display that also erases the rows into which a narrower terminal has wrapped its lines."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Correct the height of what is on the screen before it is erased."""
+        shape, width = self._live_render._shape, self.console.width
+        if shape is not None and shape[0] > width:
+            self._live_render._shape = (width, shape[1] * -(-shape[0] // width))
+        return super().process_renderables(renderables)
+
+
 class LiveObserver(Observer):
     """Shows a dashboard that is redrawn in place; evaluations and notices scroll above it."""
 
@@ -81,7 +92,9 @@ class LiveObserver(Observer):
         self._title = visible(title) + (f" on {machine}" if machine else "")
         self._pace.begin(steps, first)
         self._begun = self._stepped = time.monotonic()
-        self._live = Live(console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND)
+        self._live = ResizableLive(
+            console=self._console, get_renderable=self.picture, refresh_per_second=REFRESH_PER_SECOND
+        )
         self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
@@ -156,7 +169,7 @@ class LiveObserver(Observer):
             return table
         share = _share(phase)
         drawn = _bar(share, 1, bar) if share is not None else Text("·" * bar, style=QUIET)
-        table.add_row(PHASE_LABELS.get(phase.name, phase.name), drawn, _phase_text(phase))
+        table.add_row(PHASE_LABELS.get(phase.name, phase.name), drawn, phase_text(phase))
         return table
 
     def _curves(self, width: int) -> Table:
@@ -215,7 +228,8 @@ def _share(phase: PhaseProgress) -> float | None:
     return min(phase.seconds / phase.expected, 0.99) if phase.expected > 0 else None
 
 
-def _phase_text(phase: PhaseProgress) -> str:
+def phase_text(phase: PhaseProgress) -> str:
+    """How far a phase is, in words."""
     if not phase.total:
         return duration(phase.seconds)
     tokens = f"  {phase.tokens:,} tokens" if phase.tokens else ""

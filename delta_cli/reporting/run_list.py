@@ -52,11 +52,12 @@ class RunSummary:
 def find_runs(root: Path) -> list[RunSummary]:
     """The runs in a folder and below it, the one that changed last at the end of the list."""
     folders = [file.parent for depth in range(DEPTH) for file in root.glob("*/" * depth + "recipe.toml")]
-    found = [_summary(folder) for folder in folders if (folder / "checkpoints").is_dir()]
+    found = [summary_of(folder) for folder in folders if (folder / "checkpoints").is_dir()]
     return sorted(found, key=lambda run: run.changed)
 
 
-def _summary(folder: Path) -> RunSummary:
+def summary_of(folder: Path) -> RunSummary:
+    """What is shown of the run in a folder."""
     run = RunFolder(folder)
     try:
         recipe = load_recipe(run.recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import registry
@@ -36,6 +36,10 @@ class CheckpointReference:
     def weights(self) -> str:
         """The folder or hub name of the weight files."""
         return str(self.checkpoint or self.settings.model.path)
+
+    def with_threads(self, threads: int | None) -> CheckpointReference:
+        """The same with another number of processor threads; None keeps it."""
+        return self if threads is None else replace(self, settings=replace(self.settings, threads=threads))
 
     def load_into(self, learner: Learner) -> None:
         """Load the step's weights into a learner created from ``settings``."""

@@ -20,9 +20,20 @@ from delta_cli.recipe.renamed import with_new_metrics
 
 JsonObject = dict[str, Any]
 
-
 # Errors of a backend's save and export on a full disk: safetensors has its own type, MLX raises RuntimeError.
 BACKEND_WRITES = (SafetensorError, RuntimeError)
+
+
+def numbered_folders(root: Path, name: str) -> list[Path]:
+    """The folders ``name-1``, ``name-2``, … in ``root``, in the order of their numbers."""
+    found = [path for path in root.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(f"{name}-")))
+
+
+def next_folder(root: Path, name: str) -> Path:
+    """The folder for a new run of the recipe ``name``: one number above the largest there is."""
+    taken = numbered_folders(root, name)
+    return root / f"{name}-{int(taken[-1].name.removeprefix(f'{name}-')) + 1 if taken else 1}"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.document import toml_value
 from delta_cli.recipe.loading import read_toml
 from delta_cli.recipe.messages import reason
+from delta_cli.recipe.shipped import find_shipped
 
 SCALES = resources.files("delta_cli.study") / "scales"
 RECIPE_SEEDS = 3  # of a study that is made from a recipe
@@ -147,6 +148,7 @@ def load_study(
     replace the study's, ``also`` are further changes in every arm, ``grid`` further keys to combine. Raises UserError,
     one line.
     """
+    path = find_shipped(path)
     table = _scaled(_read(path, bool(grid) or "seeds" in changes), scale)
     table |= changes | {"set": [*table.get("set", ()), *also], "grid": table.get("grid", {}) | dict(grid or {})}
     try:

@@ -10,7 +10,8 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from delta_cli.cli.run_folder import recipe_of_run, run_folder
+from delta_cli.api.resume import recipe_of_run
+from delta_cli.cli.run_folder import run_folder
 from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import load_recipe, to_toml
 from delta_cli.reporting.run_list import RunTable, find_runs
@@ -23,17 +24,21 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_changes_it_is_the_runs_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recipe_of_run(run, None, ()) == load_recipe(run / "recipe.toml")
-    assert capsys.readouterr().err == ""
+def test_without_changes_it_is_the_runs_own(run: Path) -> None:
+    said: list[str] = []
+    assert recipe_of_run(run, None, (), say=said.append) == load_recipe(run / "recipe.toml")
+    assert said == []
 
 
-def test_what_may_change_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = recipe_of_run(run, None, ["run.steps=20", "update.micro_batch_tokens=4096", "evaluation.every=5"])
+def test_what_may_change_is_said(run: Path) -> None:
+    said: list[str] = []
+    changes = ["run.steps=20", "update.micro_batch_tokens=4096", "evaluation.every=5", "run.threads=1"]
+    recipe = recipe_of_run(run, None, changes, say=said.append)
     assert (recipe.run.steps, recipe.update.micro_batch_tokens) == (20, 4096)
-    said = capsys.readouterr().err
-    assert "run.steps: 10 → 20" in said
-    assert "update.micro_batch_tokens: 16384 → 4096" in said
+    [line] = said
+    assert "run.steps: 10 → 20" in line
+    assert "update.micro_batch_tokens: 16384 → 4096" in line
+    assert "run.threads: absent → 1" in line
 
 
 def test_what_may_not_is_refused_with_every_key(run: Path, tmp_path: Path) -> None:
@@ -44,7 +49,7 @@ def test_what_may_not_is_refused_with_every_key(run: Path, tmp_path: Path) -> No
         recipe_of_run(run, given, ())
     text = str(error.value)
     assert "run.seed: 0 → 1" in text
-    assert "method.preset: 'delta' → 'grpo'" in text
+    assert 'method.preset: "delta" → "grpo"' in text
     assert "run.steps: 10 → 20 would be allowed" in text
     assert "\n" not in text
 

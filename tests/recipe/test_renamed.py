@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delta_cli.cli.run_folder import recipe_of_run
+from delta_cli.api.resume import recipe_of_run
 from delta_cli.credit import Correction
 from delta_cli.errors import RenamedWarning, UserError
 from delta_cli.recipe import Recipe, load_recipe, to_toml

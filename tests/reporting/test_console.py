@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
+from delta_cli.reporting import console as console_module
 from delta_cli.reporting.console import DisplayMode, PlainObserver, console_observer
-from delta_cli.reporting.live_display import LiveObserver
+from delta_cli.reporting.live_display import LiveObserver, ResizableLive
 from delta_cli.runs.observer import Example, Notice, Observer
 from tests.reporting.synthetic import HOSTILE, metrics
 
@@ -88,11 +90,62 @@ def test_plain_lines() -> None:
     play(observer)
     observer.end()
     lines = buffer.getvalue().splitlines()
-    assert len(lines) == 1 + 1 + 1 + 3 + 3
+    assert len(lines) == 1 + 1 + 1 + 1 + 3 + 3
+    assert "evaluating on held-out problems: 128 responses" in lines
+    lines.remove("evaluating on held-out problems: 128 responses")
     assert lines[3].startswith("step 1/3  reward  0.333  accuracy  33.3%")
     assert lines[3].endswith("2.0 s  left 0:04")
     assert "held-out accuracy after step 0: 41.0% (33.0% to 50.0%) on 128 problems" in lines
     assert "\x1b" not in buffer.getvalue()
+
+
+def test_a_long_phase_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line after half a minute without one, and none before."""
+    now = [1000.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    buffer = io.StringIO()
+    observer = PlainObserver(buffer)
+    observer.begin("run", 3, 0)
+    observer.phase("rollout", 512)
+    for seconds in (10, 25, 31, 40, 62):
+        now[0] = 1000.0 + seconds
+        observer.advance(8 * seconds, 100)
+    now[0] += 31
+    observer.phase("update")
+    lines = buffer.getvalue().splitlines()
+    assert lines[1:3] == ["  … rollout  248/512 responses  100 tokens", "  … rollout  496/512 responses  100 tokens"]
+    assert lines[3].startswith("  … update  ")
+    assert len(lines) == 4
+
+
+@pytest.mark.parametrize("sign", ["JPY_PARENT_PID", None])
+def test_a_notebook_gets_plain_lines(sign: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a command that a cell starts, whose output is a terminal that keeps every cursor movement."""
+    console = Console(file=Terminal(), force_terminal=True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    if sign:
+        monkeypatch.setenv(sign, "1")
+    assert isinstance(console_observer("auto", console), PlainObserver if sign else LiveObserver)
+
+
+def test_a_narrower_terminal_is_cleared_of_the_wrapped_rows() -> None:
+    """Lines of 80 columns fill two rows each once the terminal has 50; all rows are erased before the next picture."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=40)
+    live = ResizableLive(console=console, get_renderable=lambda: Text("x" * 80 + "\n" + "y" * 80), auto_refresh=False)
+    live.start(refresh=True)
+    console.width = 50
+    console.file = io.StringIO()
+    live.refresh()
+    live.stop()
+    assert console.file.getvalue().split("x")[0].count("\x1b[1A") == 3
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:

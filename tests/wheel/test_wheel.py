@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SMALL = ["run.steps=1", "rollout.prompts=4", "rollout.responses=4", "evaluation.problems=8", "data.limit=99"]
 NEEDED = (
-    "delta_cli/assets/quickstart.toml",
+    "delta_cli/assets/recipes/quickstart.toml",
+    "delta_cli/assets/recipes/ablations/k0.toml",
     "delta_cli/assets/starter.toml.jinja",
     "delta_cli/assets/tiny-base/model.safetensors",
     "delta_cli/evaluation/suites/math7.toml",
@@ -86,6 +87,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path
         check=True,
     ).stdout.split()
     assert all(Path(file).is_relative_to(empty) for file in where)
+    assert 'path = "Qwen/Qwen3-8B-Base"' in delta("recipe", "show", "qwen3_8b")
     delta("train", "--backend", "fake", "--quiet", *(part for setting in SMALL for part in ("--set", setting)))
     assert "runs/quickstart-1" in delta("runs")
     assert "report.html" in delta("report", "runs/quickstart-1")
