@@ -8,14 +8,14 @@ from typing import Any, Literal, get_args
 from delta_cli.credit.advantages import ADVANTAGES, AdvantageKind
 from delta_cli.credit.checks import check_choices, check_positive
 from delta_cli.credit.entropy import CovarianceKind
+from delta_cli.credit.weight_functions import FUNCTION_IN_FILE, WEIGHT_FUNCTIONS
 
-CreditKind = Literal["uniform", "delta", "entropy", "future_kl"]
+CreditKind = Literal["uniform", "delta", "entropy", "future_kl", "surprisal", "entropy_weight", "random", "position"]
 GateKind = Literal["none", "clip", "soft", "sequence_clip", "stop_gradient"]
 AggregationKind = Literal["token_mean", "micro_batch_mean", "response_mean", "response_sum", "constant"]
 
 _CHOICES = {
     "advantage": ADVANTAGES,
-    "credit": get_args(CreditKind),
     "gate": get_args(GateKind),
     "aggregation": get_args(AggregationKind),
     "entropy_mean": ("kept", "all"),
@@ -29,7 +29,8 @@ class Method:
 
     ``credit`` says where a token's weight comes from: "uniform" is 1, "delta" the coefficients of section 2, "entropy"
     1 on the top ``entropy_share`` of tokens by entropy while the others are left out, "future_kl" the future
-    log-ratios.
+    log-ratios. The rows of ``WEIGHT_FUNCTIONS`` and "FILE.py:FUNCTION" are weight functions
+    (credit/weight_functions.py).
 
     ``covariance`` acts on a few tokens whose advantage and log-probability vary together the most, because they lower
     the entropy: "clip" takes their gradient away, "kl" adds a penalty on their change (arXiv 2505.22617).
@@ -39,7 +40,7 @@ class Method:
     """
 
     advantage: AdvantageKind
-    credit: CreditKind
+    credit: str  # a CreditKind, or FILE.py:FUNCTION
     gate: GateKind
     aggregation: AggregationKind
     eps_low: float = 0.2  # clip: the ratio's range is [1 − eps_low, 1 + eps_high]
@@ -60,8 +61,16 @@ class Method:
     covariance_high: float = 5.0  # … and below this
     covariance_kl: float = 1.0  # kl: weight of the penalty |logp − logp_old|
 
+    @property
+    def weight_function(self) -> str | None:
+        """The credit if a weight function gives it."""
+        in_file = FUNCTION_IN_FILE.fullmatch(self.credit)
+        return self.credit if in_file or self.credit in WEIGHT_FUNCTIONS else None
+
     def __post_init__(self) -> None:
         check_choices(self, _CHOICES)
+        if not FUNCTION_IN_FILE.fullmatch(self.credit):
+            check_choices(self, {"credit": get_args(CreditKind)})
         if not 0 <= self.eps_low < 1 or not self.eps_high >= 0:
             raise ValueError(f"clip needs 0 <= eps_low < 1 and eps_high >= 0, not {self.eps_low} and {self.eps_high}")
         if self.dual_clip is not None and not self.dual_clip > 1:

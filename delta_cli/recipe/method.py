@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from backends.settings import Section, key
 from delta_cli.credit.advantages import AdvantageKind
@@ -27,6 +27,7 @@ from delta_cli.credit.methods import (
     Method,
     method,
 )
+from delta_cli.credit.weight_functions import FUNCTION_IN_FILE, NormaliseWeights
 
 Preset = Literal[
     "reinforce",
@@ -68,12 +69,23 @@ CorrectionPreset = Literal[
 assert set(get_args(CorrectionPreset)) == set(CORRECTIONS)
 
 
+_NOT_OF_METHOD = ("preset", "blame", "normalise", "weight_negative")
+
+
 class MethodSection(Section):
     """The algorithm: a preset and changes to it. Absent keys take the preset's values."""
 
     preset: Preset = key("delta", "named method; the table of presets lists what each stands for")
     advantage: AdvantageKind | None = key(None, "how rewards become advantages")
-    credit: CreditKind | None = key(None, "what decides the weight of each token")
+    credit: CreditKind | Annotated[str, Field(pattern=rf"^{FUNCTION_IN_FILE.pattern}$")] | None = key(
+        None, 'what decides the weight of each token; "FILE.py:FUNCTION" is a function of your own'
+    )
+    normalise: NormaliseWeights | None = key(
+        None,
+        "scale the weights of any credit. batch: to mean 1; side: to mean 1 on each side (A > 0, A < 0); budget: each "
+        "side keeps the sum of weight · |A| · (1 − p) that weights of 1 have; absent: as the credit gives them",
+    )
+    weight_negative: float = key(1.0, "factor on the weights of responses with A < 0, after normalise", ge=0, le=100)
     blame: Literal["none", "equations"] = key(
         "none",
         "equations: if the advantage A < 0, only the tokens of the first false equation in the response are penalised",
@@ -101,9 +113,14 @@ class MethodSection(Section):
     covariance_high: float | None = key(None, "covariance clip: only tokens with a covariance below this")
     covariance_kl: float | None = key(None, "covariance kl: weight of the penalty |logp − logp_old|", ge=0)
 
+    @property
+    def changes_weights(self) -> bool:
+        """Whether weights are scaled after the credit."""
+        return self.normalise is not None or self.weight_negative != 1
+
     def resolve(self) -> Method:
         """The preset with the changes."""
-        changes = {name: value for name, value in self if name not in ("preset", "blame") and value is not None}
+        changes = {name: value for name, value in self if name not in _NOT_OF_METHOD and value is not None}
         return method(self.preset, **changes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from delta_cli.rewards.math.boxed import closed_boxes
 from delta_cli.rewards.math.external_graders import LENIENT
 from delta_cli.rewards.math.last_number import MARK, last_number, number_reward
 from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
+from delta_cli.user_file import load_function
 
 Verifier = Callable[[str, Problem], float]
 
@@ -90,19 +90,7 @@ def custom(path: Path, name: str) -> Verifier:
 
     Raises UserError if the file or the function is missing or the file does not run.
     """
-    if not path.is_file():
-        raise UserError(f"reward file {path} does not exist; give the path of a Python file")
-    module_spec = importlib.util.spec_from_file_location("delta_custom_reward", path)
-    if module_spec is None or module_spec.loader is None:
-        raise UserError(f"reward file {path} is not a Python file; its name must end in .py")
-    module = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"reward file {path} does not run: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(f"reward file {path} has no function '{name}'; define {name}(response, problem) -> float")
+    function = load_function(path, name, "reward", f"{name}(response, problem) -> float")
 
     def grade(response: str, problem: Problem) -> float:
         value = function(response, problem)

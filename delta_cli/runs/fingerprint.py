@@ -16,6 +16,7 @@ import backends
 import delta_cli
 from backends.interface import Collective
 from delta_cli.assets import config_file, model_path
+from delta_cli.credit.weight_functions import FUNCTION_IN_FILE
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
@@ -29,7 +30,7 @@ Fingerprint = dict[str, str]  # digest or version, by what it is of
 
 
 def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[Problem]) -> Fingerprint:
-    """The digests of this process's inputs: data, model, tokenizer, reward files, and the program itself."""
+    """The digests of this process's inputs: data, model, tokenizer, reward and credit files, and the program itself."""
     config = config_file(recipe.model.path)
     folder = config.parent if config else Path(model_path(recipe.model.path))
     found = {
@@ -41,6 +42,8 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
     }
     files = [reward.custom_file for reward in recipe.rewards if reward.custom_file]
     found |= {f"reward file {file}": _digest(_contents([Path(file)])) for file in files}
+    if in_file := FUNCTION_IN_FILE.fullmatch(recipe.method.credit or ""):
+        found[f"credit file {in_file['file']}"] = _digest(_contents([Path(in_file["file"])]))
     for package in PACKAGES:
         try:
             found[f"version of {package}"] = version(package)

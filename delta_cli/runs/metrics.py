@@ -74,8 +74,8 @@ METRICS: dict[str, Metric] = {
     "probe_logprob_change": Metric(
         "nats", "largest change of a log-probability of the batch's shortest response over the updates", "above 0"
     ),
-    "coefficient_mean": Metric("", "mean token coefficient; like the next fifteen, with credit delta only", "1"),
-    "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0 with credit delta"),
+    "coefficient_mean": Metric("", "mean token weight; like the next ten, if the method weighs tokens", "1"),
+    "coefficient_std": Metric("", "standard deviation of the coefficients", "above 0"),
     "coefficient_min": Metric("", "smallest coefficient"),
     "coefficient_max": Metric("", "largest coefficient"),
     "coefficient_p05": Metric("", "5 % of the coefficients lie below"),
@@ -85,7 +85,11 @@ METRICS: dict[str, Metric] = {
     "coefficient_p95": Metric("", "95 % of the coefficients lie below"),
     "coefficient_positive": Metric("", "mean coefficient of tokens with A > 0"),
     "coefficient_negative": Metric("", "mean coefficient of tokens with A < 0"),
-    "margin_positive": Metric("share", "tokens with A > 0 nearer to their own side's centroid", "above 0.5"),
+    "margin_positive": Metric(
+        "share",
+        "tokens with A > 0 nearer to their own side's centroid; like the next four, with credit delta",
+        "above 0.5",
+    ),
     "margin_negative": Metric("share", "tokens with A < 0 nearer to their own side's centroid", "above 0.5"),
     "gamma_positive": Metric("", "temperature of the margins of tokens with A > 0"),
     "gamma_negative": Metric("", "temperature of the margins of tokens with A < 0"),

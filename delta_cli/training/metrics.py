@@ -46,8 +46,13 @@ def describe_scores(batch: ScoredBatch, correction: Correction) -> dict[str, Any
     }
 
 
-def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) -> dict[str, Any]:
-    """Metrics of DelTA's coefficients, by the sign of each token's advantage [N]."""
+def describe_coefficients(
+    coefficients: TokenCoefficients, advantages: Doubles, contrasted: bool = True
+) -> dict[str, Any]:
+    """Metrics of token weights, by the sign of each token's advantage [N].
+
+    ``contrasted`` adds those of DelTA's margins.
+    """
     weights = coefficients.weights
     positive, negative = advantages > 0, advantages < 0
 
@@ -55,6 +60,13 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) 
         return float(values.mean()) if len(values) else None
 
     quantiles = np.quantile(weights, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist() if len(weights) else [None] * 5
+    margins = {
+        "margin_positive": mean(coefficients.margins[positive] > 0),
+        "margin_negative": mean(coefficients.margins[negative] > 0),
+        "gamma_positive": coefficients.temperatures[0],
+        "gamma_negative": coefficients.temperatures[1],
+        "degenerate": coefficients.degenerate,
+    }
     return {
         "coefficient_mean": mean(weights),
         "coefficient_std": float(weights.std()) if len(weights) else None,
@@ -63,11 +75,7 @@ def describe_coefficients(coefficients: TokenCoefficients, advantages: Doubles) 
         **dict(zip((f"coefficient_p{share}" for share in ("05", "25", "50", "75", "95")), quantiles, strict=True)),
         "coefficient_positive": mean(weights[positive]),
         "coefficient_negative": mean(weights[negative]),
-        "margin_positive": mean(coefficients.margins[positive] > 0),
-        "margin_negative": mean(coefficients.margins[negative] > 0),
-        "gamma_positive": coefficients.temperatures[0],
-        "gamma_negative": coefficients.temperatures[1],
-        "degenerate": coefficients.degenerate,
+        **(margins if contrasted else {}),
     }
 
 

@@ -31,6 +31,7 @@ from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.fingerprint import check_ranks, fingerprint
 from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder
 from delta_cli.runs.observer import Notice, Observer
+from delta_cli.training.credit_file import open_weight_function
 from delta_cli.training.trainer import Trainer
 
 GOLD_SAMPLE = 200  # gold answers verified before a run
@@ -52,6 +53,7 @@ def open_trainer(
     BackendError, with one line each.
     """
     name = registry.resolve(backend_name)
+    open_weight_function(recipe.method.resolve())  # so that a mistake in a credit file shows before anything is loaded
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)

@@ -135,8 +135,9 @@ class Trainer:
         prompts = self.recipe.rollout.prompts
         record |= describe_batch(batch, batch.draws * prompts, prompts)
         record |= describe_scores(scored, self.updater.correction)
-        if self.updater.proxy:
-            record |= describe_coefficients(coefficients, np.repeat(scored.advantages, batch.sequences.lengths))
+        if self.updater.weighs_tokens:
+            advantages = np.repeat(scored.advantages, batch.sequences.lengths)
+            record |= describe_coefficients(coefficients, advantages, self.updater.method.credit == "delta")
         record |= {"staleness": staleness} | ({} if waited is None else {"seconds_waited": waited})
         record |= updates.record() | self.updater.entropy.record()
         record |= {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}

@@ -26,12 +26,14 @@ from delta_cli.credit.blame import blame_weights
 from delta_cli.credit.coefficients import batch_coefficients
 from delta_cli.credit.distributed import HeldFeatures
 from delta_cli.credit.surrogate import Totals
+from delta_cli.credit.weight_functions import CreditInput, normalised
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.models import Recipe
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
 from delta_cli.seeds import derive, generator
 from delta_cli.training.blame import blamed_tokens
+from delta_cli.training.credit_file import open_weight_function
 from delta_cli.training.entropy_bonus import EntropyBonus
 
 
@@ -95,9 +97,12 @@ class Updater:
         self.correction = recipe.correction.resolve()
         self.entropy = EntropyBonus(recipe.update)
         self.temperatures: tuple[float, float] | None = None  # of the first step, with delta.temperature = "first"
-        self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if self.method.credit == "delta" else None
+        self.weight_function = open_weight_function(self.method)
+        reads_features = self.weight_function is not None and self.weight_function.reads_features
+        wants_features = self.method.credit == "delta" or reads_features
+        self.proxy = Proxy(recipe.delta.proxy, recipe.delta.topk) if wants_features else None
         self._checked = False  # whether log-probabilities have been checked for NaN
-        self._tokenizer: Tokenizer | None = None  # loaded on first use, only for method.blame
+        self._tokenizer: Tokenizer | None = None  # loaded on first use
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Restore what a resumed run needs from the metrics of its earlier steps."""
@@ -106,6 +111,12 @@ class Updater:
             pairs = ((record.get("gamma_positive"), record.get("gamma_negative")) for record in records)
             self.temperatures = next(((float(a), float(b)) for a, b in pairs if a and b), None)
         self.entropy.recall(records)
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether weights differ between tokens before any update; their statistics are then recorded."""
+        function = self.weight_function is not None
+        return self.method.credit == "delta" or function or self.recipe.method.changes_weights
 
     @property
     def sampler_proxy(self) -> Proxy | None:
@@ -192,30 +203,73 @@ class Updater:
 
     def credit(self, batch: ScoredBatch, step: int) -> TokenCoefficients:
         """The weight of every token, fixed for all updates on the batch. Closes the features."""
+        found = self._with_blame(batch, self._coefficients(batch, step))
+        section = self.recipe.method
+        if not section.changes_weights:
+            return found
+        logprobs = np.asarray(batch.old_logprobs, np.float64)
+        advantages = np.repeat(batch.advantages, batch.rollout.sequences.lengths)
+        weights = normalised(found.weights, logprobs, advantages, section.normalise, section.weight_negative)
+        return replace(found, weights=weights)
+
+    def _coefficients(self, batch: ScoredBatch, step: int) -> TokenCoefficients:
+        """The weights as the method's credit gives them."""
         held, rollout = batch.features, batch.rollout
+        rng = generator(self.recipe.run.seed, step, "coefficients")
+        if self.weight_function is not None:
+            return self._by_function(batch, step, rng)
         if held is None:
             ones, zeros = np.ones(len(batch.old_logprobs)), np.zeros(len(batch.old_logprobs))
-            return self._with_blame(batch, TokenCoefficients(ones, zeros, zeros))
+            return TokenCoefficients(ones, zeros, zeros)
         settings = self.recipe.delta.resolve()
         if self.temperatures is not None:
             settings = replace(settings, temperature=self.temperatures)
         groups = rollout.groups if self.recipe.delta.scope == "group" else None
-        rng = generator(self.recipe.run.seed, step, "coefficients")
         try:
             coefficients = batch_coefficients(held, batch.advantages, rollout.sequences.starts, settings, groups, rng)
         finally:
             held.features.close()  # type: ignore[attr-defined]  # a backend's can be closed
         if self.recipe.delta.temperature == "first" and coefficients.degenerate is None:
             self.temperatures = self.temperatures or coefficients.temperatures
-        return self._with_blame(batch, coefficients)
+        return coefficients
+
+    def _by_function(self, batch: ScoredBatch, step: int, rng: np.random.Generator) -> TokenCoefficients:
+        """The weights of the method's weight function, which sees the whole batch on every rank."""
+        assert self.weight_function is not None
+        rollout, held = batch.rollout, batch.features
+        sequences = rollout.sequences
+        given = CreditInput(
+            np.asarray(batch.old_logprobs, np.float64),
+            np.asarray(batch.entropies, np.float64),
+            batch.advantages,
+            rollout.groups,
+            sequences.starts,
+            sequences.tokens,
+            step,
+            rng,
+            [rollout.problems[group].question for group in rollout.groups],
+            [str(rollout.problems[group].answer) for group in rollout.groups],
+            lambda row: self._known_tokenizer().pieces(sequences.response(row)),
+        )
+        try:
+            return self.weight_function.coefficients(given, held)
+        except ValueError as error:
+            raise UserError(f"method.credit: {error}") from None
+        finally:
+            if held is not None:
+                held.features.close()  # type: ignore[attr-defined]  # a backend's can be closed
+
+    def _known_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded on first use."""
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.load(model_path(self.recipe.model.path))
+        return self._tokenizer
 
     def _with_blame(self, batch: ScoredBatch, coefficients: TokenCoefficients) -> TokenCoefficients:
         """With method.blame: the coefficients times the blame weights, rescaled to mean 1."""
         if self.recipe.method.blame == "none":
             return coefficients
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.load(model_path(self.recipe.model.path))
-        marks = blamed_tokens(batch.rollout, batch.advantages, self._tokenizer)
+        marks = blamed_tokens(batch.rollout, batch.advantages, self._known_tokenizer())
         weights = coefficients.weights * blame_weights(marks, batch.rollout.sequences.starts)
         return replace(coefficients, weights=weights / weights.mean() if weights.any() else weights)
 

@@ -155,6 +155,7 @@ TOGETHER: dict[str, Any] = {
 OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has no rows
 ALONE = {
     "data.source",
+    "data.steps",  # acts in tests/data/test_chain.py
     *(f"data.{name}" for name in OF_ROWS),
     "rollout.max_prompt_tokens",
     "rollout.dynamic_sampling",
@@ -174,6 +175,8 @@ ALONE = {
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
     "correction.preset",
+    "method.normalise",  # these two in tests/training/test_weight_functions.py
+    "method.weight_negative",
     "update.drop_truncated",
     "data.system",
     "data.thinking",

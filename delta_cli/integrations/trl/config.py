@@ -9,7 +9,11 @@ from pydantic import ValidationError
 from trl import GRPOConfig
 
 from backends.settings import MemoryBudget
+from delta_cli.credit.methods import method
+from delta_cli.credit.weight_functions import WeightFunction
+from delta_cli.errors import UserError
 from delta_cli.recipe.method import DeltaSection
+from delta_cli.training.credit_file import open_weight_function
 
 # Losses in which each token's advantage multiplies the term of that token.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
@@ -45,6 +49,10 @@ class DelTAArguments:
         default=10,
         metadata={"help": "optimizer steps between rollouts recorded in OUTPUT_DIR/delta for delta inspect; 0: none"},
     )
+    delta_credit: str | None = field(
+        default=None,
+        metadata={"help": "weight function in place of DelTA: a built-in name, or FILE.py:FUNCTION"},
+    )
     delta_right_above: float = field(
         default=0.5, metadata={"help": "a recorded response counts as right if its reward is above this"}
     )
@@ -57,11 +65,24 @@ class DelTAArguments:
     def __post_init__(self) -> None:
         getattr(super(), "__post_init__", lambda: None)()
         self.delta_section()
+        self.weight_function()
         for name in ("delta_feature_bytes", "delta_feature_host_bytes", "delta_rollouts_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if isinstance(self, GRPOConfig):
             check_loss(self)
+
+    def weight_function(self) -> WeightFunction | None:
+        """The weight function that replaces DelTA; raises ValueError, one line, if there is none of that name."""
+        if self.delta_credit is None:
+            return None
+        try:
+            found = open_weight_function(method("dapo", credit=self.delta_credit))
+        except UserError as error:
+            raise ValueError(f"delta_credit: {error}") from None
+        if found is None:
+            raise ValueError(f"delta_credit '{self.delta_credit}' is no weight function; name one, or FILE.py:FUNCTION")
+        return found
 
     def delta_section(self) -> DeltaSection:
         """The arguments as a recipe's section; raises ValueError, one line, for a value out of range."""

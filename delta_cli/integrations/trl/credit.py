@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from backends.arrays import Bools, Doubles
 from delta_cli.credit import TokenCoefficients, token_coefficients
+from delta_cli.credit.distributed import DistributedBatch, HeldFeatures, gather_batch
+from delta_cli.credit.weight_functions import CreditInput, WeightFunction
 from delta_cli.integrations.trl.scoring import CountedFeatures, ScoredCompletions
 from delta_cli.recipe.method import DeltaSection
 from delta_cli.training.metrics import describe_coefficients
@@ -41,8 +44,14 @@ def credit(
     accelerator: Accelerator,
     num_generations: int,
     rng: np.random.Generator,
+    function: WeightFunction | None = None,
+    decode: Callable[[list[int]], str] = lambda ids: "",
+    step: int = 0,
 ) -> BatchCredit:
-    """The coefficients of a generation batch. Closes ``scored.features``."""
+    """The coefficients of a generation batch, or the weights of ``function``. Closes ``scored.features``.
+
+    ``decode`` turns token ids into text.
+    """
     advantages = output["advantages"]
     if advantages.dim() != 1:
         raise ValueError(
@@ -54,22 +63,54 @@ def credit(
     logps = scored.logps[counted].double().cpu().numpy()
     scale = -np.expm1(logps) if section.proxy == "output_row" else np.ones(len(logps))
     rows = accelerator.process_index * len(per_response) + np.arange(len(per_response))
+    starts = np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())])
+    features = CountedFeatures(scored.features, int(scored.mask.sum()), index, scale)
+    ranks = AcceleratorRanks(accelerator)
+    groups = rows // num_generations
     try:
-        coefficients = token_coefficients(
-            CountedFeatures(scored.features, int(scored.mask.sum()), index, scale),
-            per_response,
-            np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())]),
-            groups=None if section.scope == "batch" else rows // num_generations,
-            rng=rng,
-            ranks=AcceleratorRanks(accelerator),
-            rows=rows,
-            **asdict(section.resolve()),
-        )
+        if function is not None:
+            assert scored.entropies is not None  # requested for every weight function
+            batch = gather_batch(per_response, starts, groups, rows, ranks)
+            held = HeldFeatures(features, batch.index, int(batch.starts[-1]), ranks)
+            entropies = scored.entropies[counted].double().cpu().numpy()
+            tokens = output["completion_ids"][counted].double().cpu().numpy()
+            given = _credit_input(batch, held, (logps, entropies, tokens), step, rng, decode)
+            coefficients = function.coefficients(given, held).select(batch.index)
+        else:
+            coefficients = token_coefficients(
+                features,
+                per_response,
+                starts,
+                groups=None if section.scope == "batch" else groups,
+                rng=rng,
+                ranks=ranks,
+                rows=rows,
+                **asdict(section.resolve()),
+            )
     finally:
         scored.features.close()
     weights = torch.ones(counted.shape, dtype=torch.float32, device=counted.device)
     weights[counted] = torch.from_numpy(coefficients.weights).to(weights)
     return BatchCredit(weights, coefficients, counted.cpu().numpy(), per_response)
+
+
+def _credit_input(
+    batch: DistributedBatch,
+    held: HeldFeatures,
+    own: tuple[Doubles, Doubles, Doubles],
+    step: int,
+    rng: np.random.Generator,
+    decode: Callable[[list[int]], str],
+) -> CreditInput:
+    """What a weight function reads; ``own`` are log-probabilities, entropies and ids of this process's tokens."""
+    logprobs, entropies, tokens = (held.scatter(values) for values in own)
+    ids = tokens.astype(np.int64)
+
+    def pieces(row: int) -> list[str]:
+        return [decode([token]) for token in ids[batch.starts[row] : batch.starts[row + 1]].tolist()]
+
+    groups = np.zeros(len(batch.advantages), np.int64) if batch.groups is None else batch.groups
+    return CreditInput(logprobs, entropies, batch.advantages, groups, batch.starts, ids, step, rng, pieces=pieces)
 
 
 class AcceleratorRanks:

@@ -51,6 +51,7 @@ class DelTAMixin(_Base):
         check_loss(self.args)
         arguments = arguments_of(self.args)
         self._delta_section = arguments.delta_section()
+        self._delta_function = arguments.weight_function()
         self._delta_scorer = FeatureScorer(self, arguments)
         self._delta_recorder = RunRecorder(self, arguments)
         self._delta_watching = False  # whether the policy's next forward is TRL's scoring of this batch
@@ -103,7 +104,7 @@ class DelTAMixin(_Base):
             attention_mask,
             logits_to_keep,
             batch_size=batch_size,
-            compute_entropy=compute_entropy or self._delta_recorder.due,
+            compute_entropy=compute_entropy or self._delta_needs_entropies,
             **inputs,
         )
         self._delta_scored = found
@@ -126,7 +127,17 @@ class DelTAMixin(_Base):
         if scored is None or output.get("old_per_token_logps") is not scored.logps:
             scored = self._delta_score(output)
         rng = generator(self.args.seed, self.state.global_step, "coefficients")
-        found = credit(output, scored, self._delta_section, self.accelerator, self.num_generations, rng)
+        found = credit(
+            output,
+            scored,
+            self._delta_section,
+            self.accelerator,
+            self.num_generations,
+            rng,
+            self._delta_function,
+            self._tokenizer.decode,
+            self.state.global_step,
+        )
         output["advantages"] = output["advantages"].unsqueeze(1) * found.weights
         seconds = time.perf_counter() - begun
 
@@ -151,9 +162,13 @@ class DelTAMixin(_Base):
                 torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 output["completion_ids"].size(1),
                 batch_size=self.args.per_device_train_batch_size,
-                compute_entropy=self._delta_recorder.due,
+                compute_entropy=self._delta_needs_entropies,
                 **{name: output[name] for name in _MULTIMODAL if name in output},
             )
+
+    @property
+    def _delta_needs_entropies(self) -> bool:
+        return self._delta_recorder.due or self._delta_function is not None
 
     def _delta_trl_scores(self) -> bool:
         """Whether TRL scores the generation batch itself."""
