@@ -24,6 +24,7 @@ ORDER = (
     "inspect",
     "report",
     "chat",
+    "serve",
     "export",
     "study",
     "recipe",
@@ -76,6 +77,7 @@ from delta_cli.cli import (  # noqa: E402, F401
     recipe,
     report,
     runs,
+    serve,
     study,
     train,
 )

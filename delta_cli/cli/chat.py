@@ -60,24 +60,23 @@ def chat(
     tokens in an answer.
     """
     from backends import registry
-    from delta_cli.data.tokenizer import Tokenizer
-    from delta_cli.evaluation.conversation import Conversation
+    from delta_cli.evaluation.conversation import Conversation, load_tokenizer_and_template
     from delta_cli.runs.checkpoint_reference import find_checkpoint
 
     reference = find_checkpoint(model, checkpoint, say_aside).with_threads(threads)
-    recipe = reference.recipe
-    tokenizer = Tokenizer.load(reference.settings.model.path)
-    if template is None and recipe is not None:
-        template = recipe.data.prompt_template
-        tokenizer.chatting(recipe.data.system, recipe.data.thinking)
-    elif template is None and not tokenizer.converses:
-        template = "plain"
+    tokenizer, template = load_tokenizer_and_template(reference, template)
     if system is not None and template is not None:
         raise UserError(
             "--system is for conversations, but here each question is asked on its own in a template; leave it out"
         )
     settings = _settings(
-        recipe, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
+        reference.recipe,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        max_tokens=max_tokens,
+        seed=seed,
     )
     with closing(registry.create(backend, reference.settings)) as engine:
         reference.load_into(engine)

@@ -10,7 +10,24 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.rollout.worker import before_stop
+from delta_cli.runs.checkpoint_reference import CheckpointReference
 from delta_cli.seeds import derive
+
+
+def load_tokenizer_and_template(
+    reference: CheckpointReference, template: str | None = None
+) -> tuple[Tokenizer, str | None]:
+    """The tokenizer of a model or run, and the template in which it is asked; None: in a conversation.
+
+    The default is the run's own template with its system message, and "plain" for a model without a chat template.
+    """
+    recipe = reference.recipe
+    tokenizer = Tokenizer.load(reference.settings.model.path)
+    if template is None and recipe is not None:
+        return tokenizer.chatting(recipe.data.system, recipe.data.thinking), recipe.data.prompt_template
+    if template is None and not tokenizer.converses:
+        template = "plain"
+    return tokenizer, template
 
 
 @dataclass
