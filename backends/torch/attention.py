@@ -22,6 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from backends.batching import PackedBatch
 from backends.interface import Ids
+from backends.torch.cache import PageTable
+from backends.torch.paged_attention import attend_pages
+from backends.torch.softmax import Softmax, attend_once
 
 NAME = "packed_rows"  # the name under which transformers knows this attention
 
@@ -182,18 +185,23 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: PackedLayout | None = None,
+    pages: PageTable | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention of a layer, called by transformers with tensors [1, heads, T, size]; returns [1, T, heads, size].
 
-    Without a layout it is transformers' own attention with the given mask. Raises ValueError if the model needs more
+    Without a layout it is transformers' own attention with the given mask; with ``pages``, ``key`` and ``value`` are
+    pools of pages. Raises ValueError if the model needs more
     than a softmax with capped logits or sinks.
     """
     if options.get("position_bias") is not None:
         raise ValueError("attention with position_bias is not supported")
     softmax = Softmax(options.get("softcap"), options.get("s_aux"))
+    if pages is not None:
+        window = pages.windows[getattr(module, "layer_idx", None) or 0]
+        return attend_pages(query, key, value, pages, window, scaling, softmax), None
     if layout is None and softmax.plain and query.shape[2] == 1:
-        return _attend_once(query, key, value, attention_mask, scaling), None
+        return attend_once(query, key, value, attention_mask, scaling), None
     if layout is None and softmax.plain:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return out, None
@@ -220,49 +228,6 @@ def packed_attention(
             seen = [prefix[block.prompts[0]] for prefix in prefixes] if block.prompts else own
         outputs.append(_attend(block, queries, own, seen, scaling, window, softmax))
     return torch.cat(outputs).index_select(0, layout.places)[None], None
-
-
-@dataclass(frozen=True)
-class Softmax:
-    """Variants of the softmax that no fused kernel of PyTorch supports.
-
-    They materialise all scores of a block in float32, and twice for the gradient.
-    """
-
-    softcap: float | None = None  # scores become softcap · tanh(score / softcap)
-    sinks: Tensor | None = None  # [heads] the score of a key without a value that every query sees
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is an ordinary softmax."""
-        return self.softcap is None and self.sinks is None
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scaling: float | None) -> Tensor:
-        """Outputs shaped like ``query`` [rows, heads, tokens, size]; ``visible`` [.., tokens, keys] says which keys
-        count.
-
-        Heads of queries share keys and values if these have fewer heads.
-        """
-        keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
-        scores = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        scores = scores.masked_fill(~visible, -torch.inf)
-        if self.sinks is not None:
-            sinks = self.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        return scores.softmax(-1)[..., : keys.shape[2]].to(values.dtype) @ values
-
-
-def _attend_once(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
-    """Attention of one token per row; query heads that share keys become the rows of one product.
-
-    Takes queries [B, heads, 1, size], keys and values [B, fewer heads, T, size] and a mask [B, 1, 1, T]; returns [B,
-    1, heads, size].
-    """
-    shared = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
-    found = scaled_dot_product_attention(shared, keys, values, mask, scale=scaling)
-    return found.reshape(len(query), 1, query.shape[1], -1)
 
 
 def _attend(

@@ -33,6 +33,7 @@ from backends.local_engine import LocalEngine
 from backends.process import default_threads, peak_resident
 from backends.settings import BackendSettings
 from backends.torch import adapters
+from backends.torch.cache_size import CacheBudget
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
@@ -41,6 +42,7 @@ from backends.torch.head import TorchHead
 from backends.torch.memory import out_of_memory
 from backends.torch.model import TorchPolicy, dense_gradient, load_policy
 from backends.torch.optimizer import TorchAdamW
+from backends.torch.paged_attention import kernel_fault
 from backends.torch.rollout import TorchRollout
 from backends.torch.sharding import FILLER, DataParallel
 
@@ -58,6 +60,10 @@ def create(settings: BackendSettings, name: str, collective: Collective = SOLO) 
 def join(name: str) -> Collective:
     """The ranks that were started together with this process."""
     return TorchCollective(name)
+
+
+# Whether keys and values are kept in pages. A CPU has no kernel that reads them.
+PAGED = {"cpu": False, "cuda": True}
 
 
 class TorchEngine(LocalEngine):
@@ -95,7 +101,8 @@ class TorchEngine(LocalEngine):
         if name == "cpu" and not self._parallel.sharded:
             self._policy.embed_sparsely()
         self._optimizer = TorchAdamW(dict(self._policy.trained()), settings.optimizer, self._parallel)
-        self._cache_token_limit = sys.maxsize  # of a rollout; shrinks if memory runs out
+        self._cache_tokens = sys.maxsize  # of a rollout; shrinks if memory runs out
+        self._paged: bool | None = None  # whether rollouts keep keys and values in pages; decided by the first
 
     # ------------------------------------------------------------------------------- generating
 
@@ -107,12 +114,12 @@ class TorchEngine(LocalEngine):
 
     def _draw(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
         self._free_cache()  # left by an update
+        budget = self._cache_budget(request)
         rollout = TorchRollout(
             self._policy,
             request,
             on_finished,
-            slots=self.settings.rollout_batch,
-            cache_token_limit=self._cache_token_limit,
+            budget,
             prefill_tokens=self.recovery.tokens,
             head_chunk=self.settings.memory.head_chunk_tokens,
             version=self.version,
@@ -128,8 +135,22 @@ class TorchEngine(LocalEngine):
                 "max_tokens or choose a smaller model"
             ) from error
         finally:
-            self._cache_token_limit = rollout.cache_token_limit
+            self._cache_tokens = budget.tokens
+            self.slower_path = self.slower_path or rollout.graphs.fault
             self._free_cache()
+
+    def _cache_budget(self, request: RolloutRequest) -> CacheBudget:
+        """What a rollout may hold. The first one checks whether attention reads pages correctly."""
+        if self._paged is None:
+            self._paged = PAGED[self._device.type]
+            if self._paged and (fault := kernel_fault(self._policy)):
+                self._paged = False
+                self.slower_path = f"keys and values are kept in slots instead of pages: for pages' kernel, {fault}"
+        memory, row = self.settings.memory, self._policy.head_weight.shape[1] * self._policy.dtype.itemsize
+        features = min(memory.feature_bytes, len(request) * request.sampling.max_tokens * row) if request.proxy else 0
+        return CacheBudget(
+            self.settings.rollout_batch, self._cache_tokens, self._paged, self.recovery.tokens, reserved=features
+        )
 
     def _collector(self, request: RolloutRequest) -> TorchFeatureCollector:
         memory, policy = self.settings.memory, self._policy

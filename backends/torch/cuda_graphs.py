@@ -1,114 +1,104 @@
-"""Forward passes of one token per response, recorded as CUDA graphs where possible.
+"""CUDA graphs: the kernels of a function, recorded once and launched together from then on.
 
-Such a pass launches a thousand small kernels, which takes the host longer than the GPU needs to run them.
+A forward pass of one token launches two thousand small kernels, which takes the host longer than the GPU needs to run
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from backends.interface import Ids
-from backends.torch.cache import SlotCache
-from backends.torch.model import TorchPolicy
+from backends.torch.memory import out_of_memory
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """A recorded forward pass over a number of rows and columns, and its input and output buffers."""
+    """A recorded function with the buffers of its inputs and results."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Any  # ids [rows], lengths [rows] and masks
-    where: Any  # the cache positions it writes to
-    hidden: Tensor  # [rows, H]
+    inputs: Any
+    results: Any
 
 
-class Decoder:
-    """Forward passes of one token for each response in a cache.
+class GraphRunner:
+    """Runs functions of tensors, on CUDA as graphs.
 
-    A recording is valid for a number of rows and columns of the cache at its present address. Both are rounded up so
-    that shapes recur; values past the last response or its tokens are computed but never read. A shape is recorded the
-    second time it occurs. If a model does something that cannot be recorded, its kernels are launched one by one.
+    A recording belongs to a function's name and the shapes of its inputs; everything else that the function reads must
+    stay at its address until ``forget``. A shape is recorded the second time it occurs. If a function does something
+    that cannot be recorded, nothing is recorded any more, and ``fault`` says why.
     """
 
-    def __init__(self, policy: TorchPolicy, cache: SlotCache) -> None:
-        self._policy, self._cache = policy, cache
-        self._records = policy.device.type == "cuda"
-        self._columns = 0
-        self._seen: dict[tuple[int, ...], _Recording | None] = {}  # recordings by rows and columns
+    def __init__(self, device: torch.device) -> None:
+        self.records = device.type == "cuda"
+        self.fault: str | None = None
+        self.replays = self.launches = 0  # functions that ran as a graph, and kernel by kernel
+        self._seen: dict[tuple[Any, ...], _Recording | None] = {}
         self._pool: Any = None  # the memory pool that recordings share
 
-    def __call__(self, ids: Tensor, lengths: Ids) -> Tensor:
-        """Append ids [n] to the responses, which have ``lengths`` [n] tokens; returns hidden states [n, H]."""
-        count, width = len(ids), int(lengths.max()) + 1
-        if not self._records:
-            at = torch.from_numpy(lengths).to(ids.device)
-            return self._forward(ids, at, self._cache.step(at, width))
-        rows = min(self._cache.slots, count + -count % _grain(count, 2))
-        padded = ids.new_zeros(rows)
-        padded[:count] = ids
-        at = torch.nn.functional.pad(torch.from_numpy(lengths), (0, rows - count)).to(ids.device)
-        masks = self._cache.step(at, width, max(64, _grain(width, 8)))
-        return self._replayed(padded, at, masks)[:count].clone()
+    def forget(self) -> None:
+        """Drop all recordings, because something that they read has moved."""
+        self._seen, self._pool = {}, None
 
-    def _replayed(self, *inputs: Any) -> Tensor:
-        if self._columns != self._cache.columns:  # their addresses have changed
-            self._columns, self._seen, self._pool = self._cache.columns, {}, None
-        shape = tuple(size for tensor in tree_flatten(inputs)[0] for size in tensor.shape)
-        if shape not in self._seen:
-            self._seen[shape] = None
-            return self._forward(*inputs)
-        recording = self._seen[shape] = self._seen[shape] or self._record(inputs)
+    def rows(self, count: int, most: int) -> int:
+        """The number of rows, at least ``count``, that a step is padded to so that its shape recurs."""
+        return min(most, count + -count % grain(count, 2)) if self.records else count
+
+    def run(self, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        """``function(*inputs)``; the next call may overwrite the result."""
+        shape = (name, *(tensor.shape for tensor in tree_leaves(inputs)))
+        recording = self._seen.get(shape)
+        if recording is None and self.records and shape in self._seen:
+            recording = self._seen[shape] = self._record(function, inputs)
+        self._seen.setdefault(shape, None)
         if recording is None:
-            return self._forward(*inputs)
-        for place, value in zip(tree_flatten(recording.inputs)[0], tree_flatten(inputs)[0], strict=True):
+            self.launches += 1
+            return function(*inputs)
+        for place, value in zip(tree_leaves(recording.inputs), tree_leaves(inputs), strict=True):
             place.copy_(value)
         recording.graph.replay()
-        return recording.hidden
+        self.replays += 1
+        return recording.results
 
-    def _record(self, inputs: Any) -> _Recording | None:
-        """Record a forward pass without running it; None if that fails."""
+    def _record(self, function: Callable[..., Any], inputs: Any) -> _Recording | None:
+        """Record a function without running it; None if it cannot be recorded. Out of memory is raised."""
         own = tree_map(torch.clone, inputs)
-        where = self._cache.write_at(own[1])
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
-            graph, hidden = _recorded(lambda: self._forward(*own), self._pool)
-        except RuntimeError:
-            self._records = False
-            _recorded(
-                lambda: torch.zeros(1, device=own[0].device)
-            )  # a capture that succeeds releases the random generator
-            self._cache.write_at(inputs[1])
+            graph, results = _recorded(lambda: function(*own), self._pool)
+        except (RuntimeError, NotImplementedError) as error:
+            _recorded(lambda: torch.zeros(1, device="cuda"))  # a capture that succeeds releases the random generator
+            if out_of_memory(error):
+                raise
+            self.records = False
+            self.fault = f"CUDA graphs cannot be recorded ({str(error).strip().splitlines()[0]})"
             return None
-        return _Recording(graph, own, where, hidden)
-
-    def _forward(self, ids: Tensor, lengths: Tensor, masks: Any) -> Tensor:
-        hidden = self._policy.hidden(
-            ids[:, None],
-            position_ids=lengths[:, None],
-            attention_mask=masks,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        return hidden[:, 0]
+        return _Recording(graph, own, results)
 
 
-def _grain(size: int, parts: int) -> int:
+def grain(size: int, parts: int) -> int:
     """The rounding step for ``size``: a fraction of the next power of two."""
     return max(1, (1 << size.bit_length() - 1) // parts)
 
 
-def _recorded(function: Callable[[], Tensor], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Record the kernels that a function launches; returns the graph and its result's buffer. Raises RuntimeError.
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The stream that records; the default stream cannot."""
+    return torch.cuda.Stream(device)
+
+
+def _recorded(function: Callable[[], Any], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Record the kernels that a function launches; returns the graph and its results. Raises RuntimeError.
 
     ``torch.cuda.graph`` would first collect garbage and empty the allocator's cache, every time.
     """
-    graph, present, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
+    graph, present = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    aside = _side_stream(torch.cuda.current_device())
     aside.wait_stream(present)
     with torch.cuda.stream(aside):
         graph.capture_begin(pool, capture_error_mode="thread_local")

@@ -220,10 +220,12 @@ class TorchFeatureCollector:
             piece.used += count
             first += count
 
-    def discard(self, responses: Ids) -> None:
-        """Drop the rows of responses that start over."""
+    def discard(self, responses: Ids, drawn: Ids) -> None:
+        """Drop the rows of the tokens from number ``drawn`` [n] on in ``responses`` [n], which are drawn again."""
+        first = dict(zip(responses.tolist(), drawn.tolist(), strict=True))
         for piece in self._pieces:
-            piece.places[np.isin(piece.places[:, 0], responses)] = -1
+            kept = np.array([first.get(response, np.inf) for response in piece.places[:, 0].tolist()])
+            piece.places[piece.places[:, 1] >= kept] = -1
 
     def features(self, starts: Ids, scale: Tensor) -> DrawnFeatures | None:
         """The features of all tokens, with a scale for each [N]; None if some were not kept."""

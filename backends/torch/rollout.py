@@ -7,41 +7,50 @@ from collections import Counter
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from backends.batching import pack, uniforms
-from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, Sequences, starts_of
-from backends.torch.cache import Prefix, SlotCache
-from backends.torch.cuda_graphs import Decoder
+from backends.batching import uniforms
+from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, starts_of
+from backends.torch.cache import KeyValueCache, Prefix
+from backends.torch.cache_size import CacheBudget, new_cache
+from backends.torch.cuda_graphs import GraphRunner
+from backends.torch.decoder import Decoder
+from backends.torch.drawing import TokenDrawer
 from backends.torch.features import DrawnFeatures, TorchFeatureCollector
-from backends.torch.memory import out_of_memory
+from backends.torch.memory import on_device, out_of_memory
 from backends.torch.model import TorchPolicy
-from backends.torch.sampling import draw
+from backends.torch.prefill import prefill
 
 # Tokens drawn between two checks for finished responses. On CUDA each check waits for the device, and a few
 # tokens drawn past the end cost less; on a CPU checking is free.
 CHECK_EVERY = {"cpu": 1, "cuda": 8}
 
+# A response enters only if every response could then grow by this many tokens: one that has to leave again must be
+# computed anew.
+GROWTH = 512
+
 
 class TorchRollout:
-    """One call of ``rollout``. Active responses occupy slots 0 … n−1, in no particular order."""
+    """One call of ``rollout``. Active responses occupy rows 0 … n−1 of the cache, in no particular order.
+
+    Where the cache has no room for the next tokens, the response with the fewest tokens leaves it. It keeps its tokens
+    and waits; when it enters again, their keys and values are computed anew. Its noise depends on nothing else, so it
+    goes on as it would have.
+    """
 
     def __init__(
         self,
         policy: TorchPolicy,
         request: RolloutRequest,
         on_finished: OnFinished | None,
+        budget: CacheBudget,
         *,
-        slots: int,
-        cache_token_limit: int,
         prefill_tokens: int,
         head_chunk: int,
         version: int,
         collector: TorchFeatureCollector | None = None,
     ) -> None:
         self._policy = policy
-        self._head = policy.head(head_chunk)
-        self._prompts = prompts = request.prompts
+        self._prompts = request.prompts
         self._sampling = sampling = request.sampling
         self._seeds = request.global_rows  # [R] rows in the whole batch; they determine the noise
         self._interrupt = request.interrupt
@@ -50,15 +59,17 @@ class TorchRollout:
         self._on_finished = on_finished
         self._prefill_tokens = prefill_tokens
         self._every = CHECK_EVERY[policy.device.type]
+        self._budget = budget  # shrinks if memory runs out
 
         count = len(request)
-        self.cache_token_limit = cache_token_limit  # shrinks if memory runs out
-        self._slots = slots
-        self._buffers = self._head.buffers(min(slots, count), 2)
-        self._longest = max((len(prompt) for prompt in prompts), default=0) + sampling.max_tokens + self._every
+        self.graphs = GraphRunner(policy.device)
+        exact = collector is not None and request.proxy is not None and request.proxy.kind != "output_row"
+        self._draw = TokenDrawer(policy.head(head_chunk), request, min(budget.slots, count), self.graphs, exact)
+        self._prompt_sizes = np.array([len(prompt) for prompt in self._prompts], dtype=np.int64)
+        self._longest = int(self._prompt_sizes.max(initial=0)) + sampling.max_tokens + self._every
         self._waiting = list(range(count))  # waiting responses, admitted in order
-        self._row = np.empty(0, dtype=np.int64)  # [n] response in each slot
-        self._vacate()
+        self._row = np.empty(0, dtype=np.int64)  # [n] response in each row of the cache
+        self.preemptions = 0  # responses that left the cache before their end
 
         # The system commits memory only as far as responses reach.
         self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
@@ -66,27 +77,27 @@ class TorchRollout:
         self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
         self._truncated = np.zeros(count, dtype=bool)
         self._finished: list[int] = []  # finished responses that have not been reported
+        self._vacate()
 
     def _vacate(self) -> None:
-        """Put every active response back in the queue and empty the slots."""
-        self._waiting = [*sorted(self._row.tolist()), *self._waiting]
-        slots = min(self._slots, len(self._waiting), max(1, self.cache_token_limit // self._longest))
+        """Put every active response back in the queue and make an empty cache."""
+        self._waiting = sorted([*self._row.tolist(), *self._waiting])
         self._prefixes: dict[int, Prefix] = {}  # of prompts with waiting responses
-        self._cache = SlotCache(slots, self._longest, self._policy.dtype, self._policy.windows)
-        self._decoder = Decoder(self._policy, self._cache)
+        self.graphs.forget()
+        self.__dict__.pop("_cache", None)  # its memory is counted as free for the next one
+        self.__dict__.pop("_decoder", None)
+        self._cache: KeyValueCache = new_cache(self._policy, self._budget, len(self._waiting), self._longest)
+        self._decoder = Decoder(self._policy, self._cache, self.graphs)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
-        self._noise = np.empty((slots, self._sampling.max_tokens + self._every))  # of the response in each slot
+        self._noise = np.empty((self._cache.slots, self._sampling.max_tokens + self._every))  # of each row's response
         # [n, H] hidden states that predict the next tokens
         self._hidden = self._policy.head_weight.new_empty(0, self._policy.head_weight.shape[1])
         self._last = self._hidden.new_empty(0)  # [n] the last drawn token
 
     @torch.no_grad()
     def run(self) -> Completions:
-        """Generate every response. If memory runs out, the active ones start over, half as many at a time.
-
-        This changes nothing beyond rounding, because a response's noise does not depend on the others in the batch.
-        """
+        """Generate every response. If memory runs out, those under way leave, and half as many enter again."""
         with self._policy.compute():
             while self._waiting or len(self._row):
                 self._interrupt()
@@ -121,13 +132,12 @@ class TorchRollout:
             self._advance()
             return
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or self._cache.slots == 1:
+            if not out_of_memory(error) or not self._budget.halve(self._cache, self._longest):
                 raise
         # Not inside the handler: the exception would keep the failed attempt's tensors alive.
-        self.cache_token_limit = self._cache.slots * self._longest // 2
-        self._drawn[self._row] = 0
         if self._collector is not None:
-            self._collector.discard(self._row)
+            self._collector.discard(self._row, self._drawn[self._row])
+        self.preemptions += len(self._row)
         self._vacate()
 
     def _advance(self) -> None:
@@ -135,6 +145,7 @@ class TorchRollout:
         if len(self._row):
             self._forward(self._last)
         self._admit()
+        self._make_room()
         ids, numbers, rows = self._draw_block()
         finished = self._harvest(ids.cpu().numpy(), numbers.cpu().numpy(), rows)
         self._finished += self._row[finished].tolist()
@@ -150,42 +161,13 @@ class TorchRollout:
         drawn = self._drawn[self._row]
         columns = drawn[:, None] + np.arange(self._every)
         known = np.take_along_axis(self._noise[: len(self._row)], columns, axis=1)
-        noise = torch.from_numpy(known.T.copy()).to(self._hidden.device)
-        block = [self._draw(noise[0])]
+        noise = on_device(known.T.copy(), self._hidden.device)
+        block = [self._draw(self._hidden, noise[0])]
         for step in range(1, self._every):
             self._forward(block[-1][0])
-            block.append(self._draw(noise[step]))
+            block.append(self._draw(self._hidden, noise[step]))
         ids, numbers, rows = zip(*block, strict=True)
         return torch.stack(ids), torch.stack(numbers), list(rows)
-
-    def _draw(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next token of each active response [n], its numbers [1 or 2, n] and its feature row [n, H].
-
-        The numbers are its log-probability and, if requested, the entropy of its distribution.
-        """
-        hidden, count = self._hidden, len(self._hidden)
-        ids = torch.empty(count, dtype=torch.int64, device=noise.device)
-        numbers = torch.empty(len(self._numbers), count, device=noise.device)
-        exact = self._collector is not None and self._proxy is not None and self._proxy.kind != "output_row"
-        rows = torch.empty(count, hidden.shape[1], device=hidden.device) if exact else hidden
-        with torch.autocast(hidden.device.type, enabled=False):
-            for first in range(0, count, self._head.chunk):
-                part = slice(first, first + self._head.chunk)
-                self._draw_chunk(hidden[part], noise[part], ids[part], numbers[:, part], rows[part] if exact else None)
-        return ids, numbers, rows
-
-    def _draw_chunk(self, hidden: Tensor, noise: Tensor, ids: Tensor, numbers: Tensor, rows: Tensor | None) -> None:
-        """Fill in ids [c], numbers [k, c] and, for hidden_* features, the gradients [c, H]."""
-        sampling = self._sampling
-        logits, weights = (buffer[: len(hidden)] for buffer in self._buffers)
-        self._head.logits(hidden, sampling.softmax_temperature, logits)
-        chosen, total = draw(logits, noise, sampling, weights)
-        ids.copy_(chosen)
-        numbers[0] = logits.gather(1, ids[:, None])[:, 0] - total.log()
-        if rows is not None and self._proxy is not None:
-            rows.copy_(self._head.gradients(hidden, logits, weights, total, ids, self._proxy))
-        if len(numbers) > 1:
-            numbers[1] = total.log() - logits.mul_(weights).sum(1) / total
 
     def _forward(self, ids: Tensor) -> None:
         """Append ids [n] to the active responses and compute the hidden states that predict the next tokens."""
@@ -225,34 +207,59 @@ class TorchRollout:
         return ended
 
     def _release(self, finished: Bools, last: Tensor) -> Tensor:
-        """Move responses from the end into the slots of finished ones; reorders ``last`` [n] in the same way."""
+        """Move responses from the end into the rows of finished ones; reorders ``last`` [n] in the same way."""
         if not finished.any():
             return last
-        used = int((~finished).sum())
-        targets = np.flatnonzero(finished[:used])
-        sources = used + np.flatnonzero(~finished[used:])
+        order = self._without(finished)
+        self._arrange(order)
+        return last[on_device(order, last.device)]
+
+    @staticmethod
+    def _without(leaving: Bools) -> Ids:
+        """The order of rows that drops those ``leaving`` and moves as few others as possible."""
+        used = int((~leaving).sum())
         order = np.arange(used)
-        order[targets] = sources
-        self._row, self._length, self._hidden = self._row[order], self._length[order], self._hidden[:used]
-        self._noise[targets] = self._noise[sources]
-        device = last.device
-        self._cache.move(torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device), used)
-        return last[torch.from_numpy(order).to(device)]
+        order[np.flatnonzero(leaving[:used])] = used + np.flatnonzero(~leaving[used:])
+        return order
+
+    def _arrange(self, order: Ids) -> None:
+        """Keep the rows ``order`` of the cache, in that order. Their hidden states stay where they are."""
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        self._row, self._length, self._hidden = self._row[order], self._length[order], self._hidden[: len(order)]
+        self._noise[moved] = self._noise[order[moved]]
+        self._cache.arrange(order)
+
+    def _make_room(self) -> None:
+        """Let responses leave until the others can grow by the next tokens."""
+        while not self._cache.fits(needed := self._length + self._every):
+            if len(self._row) == 1:
+                raise torch.OutOfMemoryError("out of memory: a single response fills the cache of keys and values")
+            leaving = np.zeros(len(self._row), dtype=bool)
+            leaving[self._drawn[self._row].argmin()] = True
+            order = self._without(leaving)
+            self._waiting = sorted([int(self._row[leaving][0]), *self._waiting])
+            hidden = self._hidden[on_device(order, self._hidden.device)]
+            self._arrange(order)
+            self._hidden = hidden
+            self.preemptions += 1
+        self._cache.grow(needed)
 
     def _admit(self) -> None:
-        """Admit waiting responses once an eighth of the slots is free; a prefill for each one would cost more."""
+        """Admit waiting responses once an eighth of the rows is free; a prefill for each one would cost more."""
         free = self._cache.slots - len(self._row)
-        count = min(free, len(self._waiting))
-        if count == 0 or (len(self._row) and free * 8 < self._cache.slots):
+        if not self._waiting or free == 0 or (len(self._row) and free * 8 < self._cache.slots):
             return
-        rows = self._waiting[:count]
-        prompts = [row // self._sampling.samples for row in rows]
+        count = self._admissible(min(free, len(self._waiting)))
+        if count == 0:
+            return
+        rows = np.array(self._waiting[:count])
+        prompts = (rows // self._sampling.samples).tolist()
         copies = Counter(prompts)
         self._prefill([prompt for prompt in copies if prompt not in self._prefixes])
         for prompt, number in copies.items():
             self._cache.admit(self._prefixes[prompt], number)
         prefixes = [self._prefixes[prompt] for prompt in prompts]
-        for slot, row in enumerate(rows, start=len(self._row)):
+        for slot, row in enumerate(rows.tolist(), start=len(self._row)):
             self._noise[slot] = uniforms(self._sampling.seed, int(self._seeds[row]), self._noise.shape[1])
         self._hidden = torch.cat([self._hidden, torch.stack([prefix.hidden for prefix in prefixes]).to(self._hidden)])
         self._row = np.concatenate([self._row, rows])
@@ -260,6 +267,33 @@ class TorchRollout:
         self._waiting = self._waiting[count:]
         next_prompt = self._waiting[0] // self._sampling.samples if self._waiting else None
         self._prefixes = {prompt: prefix.clone() for prompt, prefix in self._prefixes.items() if prompt == next_prompt}
+        again = np.flatnonzero((self._drawn[self._row] > 0) & (np.arange(len(self._row)) >= len(self._row) - count))
+        if len(again):
+            self._append(again, [self._tokens[row, : self._drawn[row]] for row in self._row[again]])
+
+    def _admissible(self, most: int) -> int:
+        """How many of the first ``most`` waiting responses the cache has room for, with room for all to grow.
+
+        0 if few of those that wait could enter, unless there are no active ones: a prefill for each would cost more.
+        """
+        rows = np.concatenate([self._row, self._waiting[:most]]).astype(np.int64)
+        held = self._prompt_sizes[rows // self._sampling.samples] + self._drawn[rows]
+        ahead = np.minimum(GROWTH, self._sampling.max_tokens - self._drawn[rows]) + self._every
+        count, active = most, len(self._row)
+        while count and not self._cache.fits((held + ahead)[: active + count]):
+            count -= 1
+        if not active:
+            return max(1, count)  # at least one, and it may find more room than that
+        return count if count == most or 8 * count >= active + count else 0
+
+    def _append(self, rows: Ids, chunks: list[Ids]) -> None:
+        """Append given tokens to the responses at ``rows`` of the cache, after the tokens that it holds of them."""
+        lengths = self._length.copy()
+        lengths[rows] += [len(chunk) for chunk in chunks]
+        self._cache.grow(lengths)
+        hidden = self._decoder.append(rows, self._length[rows], chunks, self._prefill_tokens)
+        self._hidden[on_device(rows, self._hidden.device)] = hidden.to(self._hidden)
+        self._length = lengths
 
     def _prefill(self, prompts: list[int]) -> None:
         """Run the trunk over prompts, as many tokens at a time as allowed, and keep their caches and last states."""
@@ -275,13 +309,5 @@ class TorchRollout:
             self._prefill_group(group)
 
     def _prefill_group(self, prompts: list[int]) -> None:
-        starts = np.zeros(len(prompts) + 1, dtype=np.int64)  # no response tokens yet
-        sequences = Sequences(tuple(self._prompts[prompt] for prompt in prompts), starts[:0], starts)
-        batch = pack(sequences, [[row] for row in range(len(prompts))])
-        cache = DynamicCache()
-        hidden = self._policy.packed_hidden(batch, cache)
-        for prompt, group, last in zip(prompts, batch.groups, batch.predicts, strict=True):
-            part = slice(group.start, group.start + group.prompt)
-            layers = [(layer.keys[0, :, part], layer.values[0, :, part]) for layer in cache.layers]
-            by_token = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
-            self._prefixes[prompt] = Prefix(group.prompt, hidden[last], by_token)
+        found = prefill(self._policy, [self._prompts[prompt] for prompt in prompts])
+        self._prefixes.update(zip(prompts, found, strict=True))

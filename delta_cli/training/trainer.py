@@ -102,8 +102,7 @@ class Trainer:
                 export_stamp.write_step(self.folder.model, self.state.step)
 
     def _train(self) -> None:
-        if self.learner.slower_path and "slower_path" not in self._noticed:
-            self._notice(Notice("slower_path", self.learner.slower_path))
+        self._notice_slower_path()
         self._publish()
         if self.state.step == 0 and self.recipe.evaluation.at_start and self.recipe.evaluation.every != "never":
             self._evaluate(0)
@@ -113,10 +112,16 @@ class Trainer:
             self._check_stop()
             self._step()
 
+    def _notice_slower_path(self) -> None:
+        """Say once if a fast kernel of the device is not used, which may only show when it is first needed."""
+        if self.learner.slower_path and "slower_path" not in self._noticed:
+            self._notice(Notice("slower_path", self.learner.slower_path))
+
     def _step(self) -> None:
         """Collect one batch, update on it, and record the step."""
         number = self.state.step  # steps done before this one
         batch, waited = self._collect(number)
+        self._notice_slower_path()
         staleness = self.learner.version - batch.version
         with self.clock.phase("score"):
             self.observer.phase("score")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.settings import BackendSettings
+from backends.torch import backend, cache_size, paged_attention
 from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
 from tests.device import DEVICE
@@ -25,3 +26,13 @@ def torch_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(torch_folder: Path) -> Callable[..., TorchEngine]:
     """Create a backend on it with some settings."""
     return lambda **settings: TorchEngine(BackendSettings.of(str(torch_folder), **settings), DEVICE)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rollouts keep keys and values in pages; on a CPU, whose attention gathers them, in pages of 4 tokens."""
+    monkeypatch.setitem(backend.PAGED, DEVICE, True)
+    monkeypatch.setattr(backend, "kernel_fault", lambda policy: None)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(cache_size, "PAGE", 4)
+        monkeypatch.setattr(paged_attention, "PAGE", 4)

@@ -1,4 +1,4 @@
-"""Forwards of single tokens that are recorded and replayed: rows and columns that nobody reads change nothing."""
+"""Functions that are recorded and replayed: rows and columns that nobody reads change nothing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from backends.interface import Completions, Proxy, RolloutRequest, Sampling
 from backends.torch import cuda_graphs, rollout
 from backends.torch.backend import TorchEngine
-from backends.torch.cache import SlotCache
-from backends.torch.cuda_graphs import Decoder
-from backends.torch.model import TorchPolicy
+from backends.torch.cache import KeyValueCache
+from backends.torch.cuda_graphs import GraphRunner
 from tests.device import DEVICE
 
 REQUEST = RolloutRequest(
@@ -26,99 +26,165 @@ REQUEST = RolloutRequest(
 
 
 class Replay:
-    """Stands for a graph of CUDA's: computes again from and to where everything lay, whatever has changed since."""
+    """Stands for a CUDA graph: computes again from and to the recorded buffers, whatever has changed since."""
 
-    def __init__(self, cache: SlotCache, function: Callable[[], torch.Tensor]) -> None:
-        self._cache, self._function = cache, function
-        self._known = cache._where, cache._width
-        self._stores = [*cache._keys, *cache._values]
-        self.hidden = function().clone()
+    def __init__(self, caches: list[KeyValueCache], function: Callable[[], Any]) -> None:
+        self._caches, self._function = caches, function
+        self.results = tree_map(torch.clone, function())
+        self._stores = self._addresses()
+
+    def _addresses(self) -> list[int]:
+        cache = self._caches[-1]
+        return [store.data_ptr() for store in (*cache._keys, *cache._values)]
 
     def replay(self) -> None:
         """What CUDA would do."""
-        present = [*self._cache._keys, *self._cache._values]
-        assert all(one is other for one, other in zip(self._stores, present, strict=True)), "it would write elsewhere"
-        self._cache._where, self._cache._width = self._known
-        self.hidden.copy_(self._function())
+        assert self._addresses() == self._stores, "it would write elsewhere"
+        for place, value in zip(tree_leaves(self.results), tree_leaves(self._function()), strict=True):
+            place.copy_(value)
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Decoders record, on a processor what stands for it; the list gets the rows of each replay."""
-    found: list[int] = []
-    caches: list[SlotCache] = []
-    begin, replayed = Decoder.__init__, Decoder._replayed
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Runners record, on a processor what stands for it; the list gets the function and the rows of each replay."""
+    found: list[tuple[str, int]] = []
+    caches: list[KeyValueCache] = []
+    begin, begin_cache, run = GraphRunner.__init__, KeyValueCache.__init__, GraphRunner.run
 
-    def recording(self: Decoder, policy: TorchPolicy, cache: SlotCache) -> None:
-        begin(self, policy, cache)
-        self._records = True
-        caches.append(cache)
+    def recording(self: GraphRunner, device: torch.device) -> None:
+        begin(self, device)
+        self.records = True
 
-    def noted(self: Decoder, *inputs: Any) -> torch.Tensor:
-        hidden = replayed(self, *inputs)
-        if any(each is not None and each.hidden is hidden for each in self._seen.values()):
-            found.append(len(inputs[0]))
-        return hidden
+    def kept(self: KeyValueCache, *rest: Any) -> None:
+        begin_cache(self, *rest)
+        caches.append(self)
 
-    def recorded(function: Callable[[], torch.Tensor], pool: Any) -> tuple[Replay, torch.Tensor]:
-        graph = Replay(caches[-1], function)
-        return graph, graph.hidden
+    def noted(self: GraphRunner, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        before = self.replays
+        result = run(self, name, function, *inputs)
+        if self.replays > before:
+            found.append((name, len(inputs[0])))
+        return result
 
-    monkeypatch.setattr(Decoder, "__init__", recording)
-    monkeypatch.setattr(Decoder, "_replayed", noted)
+    def recorded(function: Callable[[], Any], pool: Any) -> tuple[Replay, Any]:
+        graph = Replay(caches, function)
+        return graph, graph.results
+
+    monkeypatch.setattr(GraphRunner, "__init__", recording)
+    monkeypatch.setattr(GraphRunner, "run", noted)
+    monkeypatch.setattr(KeyValueCache, "__init__", kept)
     if DEVICE == "cpu":
         monkeypatch.setattr(cuda_graphs, "_recorded", recorded)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     return found
 
 
-def plainly(make: Callable[..., TorchEngine], **settings: Any) -> Completions:
+def plainly(make: Callable[..., TorchEngine], request: RolloutRequest = REQUEST, **settings: Any) -> Completions:
     """Every kernel launched by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "_record", lambda *_: None)
-        return make(**settings).rollout(REQUEST)
+        patch.setattr(GraphRunner, "_record", lambda *_: None)
+        return make(**settings).rollout(request)
 
 
-@pytest.mark.parametrize("slots", [5, 16, 512])
+@pytest.mark.parametrize("layout", ["slots", "pages"])
+@pytest.mark.parametrize(
+    ("slots", "proxy"), [(5, Proxy()), (16, Proxy("hidden_exact")), (512, Proxy()), (512, Proxy("hidden_topk", 3))]
+)
 def test_responses_are_those_of_plain_forwards(
-    slots: int, make: Callable[..., TorchEngine], replays: list[int], monkeypatch: pytest.MonkeyPatch
+    slots: int,
+    proxy: Proxy,
+    layout: str,
+    make: Callable[..., TorchEngine],
+    replays: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Slots that are left and entered, columns that run out, and what is kept of several draws."""
+    """Rows that are left and entered, columns that run out, and what is kept of several draws."""
+    if layout == "pages":
+        request.getfixturevalue("pages")
+    asked = RolloutRequest(REQUEST.prompts, REQUEST.sampling, entropies=True, proxy=proxy)
     monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, 4)
-    expected = plainly(make, rollout_batch=slots)
+    expected = plainly(make, asked, rollout_batch=slots)
     replays.clear()
-    found = make(rollout_batch=slots).rollout(REQUEST)
-    assert len(set(replays)) > 1, "rows become fewer"
-    assert set(replays) <= {1, 2, 3, 4, 6, 8, 12, 16, min(slots, 20)}
-    assert len(replays) > 20
+    found = make(rollout_batch=slots).rollout(asked)
+    for name in ("forward", "draw"):
+        rows = [count for other, count in replays if other == name]
+        assert len(set(rows)) > 1, "rows become fewer"
+        assert set(rows) <= {1, 2, 3, 4, 6, 8, 12, 16, min(slots, 20)}
+        assert len(rows) > 20
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(found.starts, expected.starts)
     np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
+    assert found.entropies is not None
+    np.testing.assert_allclose(found.entropies, expected.entropies, atol=1e-5, rtol=0)
     weights = np.eye(len(found.tokens))
     assert found.features is not None
     assert expected.features is not None
     np.testing.assert_allclose(found.features.weighted_sum(weights), expected.features.weighted_sum(weights), atol=2e-5)
 
 
-@pytest.mark.skipif(DEVICE != "cuda", reason="graphs are CUDA's")
-def test_what_cannot_be_recorded_is_launched(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that waits for the GPU, as the routing of some mixtures of experts does."""
-    expected, tried = plainly(make), 0
-    forward, record = Decoder._forward, Decoder._record
+@pytest.mark.usefixtures("pages")
+def test_pages_need_one_recording_for_each_number_of_rows(
+    make: Callable[..., TorchEngine], replays: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the responses become, and without copying their lengths for each token."""
+    recordings = list[str]()
+    record = GraphRunner._record
+    monkeypatch.setattr(
+        GraphRunner, "_record", lambda self, *rest: (recordings.append(rest[0].__name__), record(self, *rest))[1]
+    )
+    monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, 4)
+    request = RolloutRequest(REQUEST.prompts[:1], Sampling(max_tokens=90, stop_ids=(), samples=3))
+    make().rollout(request)
+    assert sorted(recordings) == ["_draw", "_forward"]
+    assert len(replays) > 150
 
-    def waiting(self: Decoder, *inputs: Any) -> torch.Tensor:
-        hidden = forward(self, *inputs)
-        torch.cuda.synchronize()
-        return hidden
 
-    def counted(self: Decoder, inputs: Any) -> Any:
-        nonlocal tried
-        tried += 1
-        return record(self, inputs)
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], list[int]]:
+    """Let the first recordings fail with a message; the list gets one entry for each try."""
 
-    monkeypatch.setattr(Decoder, "_forward", waiting)
-    monkeypatch.setattr(Decoder, "_record", counted)
-    found = make().rollout(REQUEST)
-    assert tried == 1
-    assert torch.rand(1, device=DEVICE) < 1, "others still draw"
+    def fail(message: str, times: int) -> list[int]:
+        tries, recorded = list[int](), cuda_graphs._recorded
+
+        def attempt(function: Callable[[], Any], pool: Any = None) -> Any:
+            if pool is None:  # the small capture that follows a failed one
+                return None, None
+            tries.append(1)
+            if len(tries) <= times:
+                raise RuntimeError(message)
+            return recorded(function, pool)
+
+        monkeypatch.setattr(cuda_graphs, "_recorded", attempt)
+        return tries
+
+    return fail
+
+
+@pytest.mark.usefixtures("replays")
+def test_what_cannot_be_recorded_is_launched(
+    make: Callable[..., TorchEngine], failing: Callable[[str, int], list[int]]
+) -> None:
+    """As the routing of some mixtures of experts, which waits for the GPU; the engine says why it is slower."""
+    expected = plainly(make)
+    tries, engine = failing("operation not permitted when stream is capturing\nmore", 100), make()
+    found = engine.rollout(REQUEST)
+    assert len(tries) == 1
+    assert engine.slower_path is not None
+    assert engine.slower_path.endswith("(operation not permitted when stream is capturing)")
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.usefixtures("pages")
+def test_memory_that_runs_out_while_recording_is_made_free(
+    make: Callable[..., TorchEngine], replays: list[tuple[str, int]], failing: Callable[[str, int], list[int]]
+) -> None:
+    """It is no reason to stop recording: the responses leave, and the next attempt has more room."""
+    expected = plainly(make)
+    replays.clear()
+    tries, engine = failing("CUDA out of memory", 1), make()
+    found = engine.rollout(REQUEST)
+    assert len(tries) > 1
+    assert len(replays) > 20
+    assert engine.slower_path is None
     np.testing.assert_array_equal(found.tokens, expected.tokens)

@@ -69,9 +69,12 @@ def load(folder: Path | str, **settings: Any) -> Engine:
     return create(BackendSettings.of(str(folder), **settings), DEVICE)
 
 
+@pytest.mark.parametrize("layout", ["slots", "pages"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_architectures(kind: str, tmp_path: Path) -> None:
+def test_architectures(kind: str, layout: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Responses much longer than a sliding window: what was sampled, what is scored and the whole model agree."""
+    if layout == "pages":
+        request.getfixturevalue("pages")
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **ARCHITECTURES[kind])
     # eager: transformers 5.17 leaves Gemma 2's cap on attention scores out of its default

@@ -14,6 +14,7 @@ from backends.interface import BackendError, Completions, Ids, Proxy, RolloutReq
 from backends.stop_strings import StopText
 from backends.torch import rollout
 from backends.torch.backend import TorchEngine
+from backends.torch.cache import Prefix, SlotCache
 from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
@@ -110,22 +111,22 @@ def test_the_cache_grows_no_longer_than_a_response_can(
     make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns: list[int] = []
-    reserve = rollout.SlotCache._reserve
+    reserve = SlotCache._reserve
 
-    def note(cache: rollout.SlotCache, needed: int) -> None:
+    def note(cache: SlotCache, needed: int) -> None:
         reserve(cache, needed)
         assert needed <= cache.columns
         columns.append(cache.columns)
 
-    monkeypatch.setattr(rollout.SlotCache, "_reserve", note)
+    monkeypatch.setattr(SlotCache, "_reserve", note)
     make().rollout(RolloutRequest(tuple(prompts()), Sampling(max_tokens=90, stop_ids=(), samples=1)))
     assert sorted(set(columns)) == [64, 96, 9 + 90 + rollout.CHECK_EVERY[DEVICE]]
 
 
 def test_a_prompts_first_tokens_find_room() -> None:
     """Nothing is moved for the tokens after a long prompt, until half as many have come."""
-    cache = rollout.SlotCache(2, 1000, torch.float32, {"full_attention": 0})
-    cache.admit(rollout.Prefix(100, torch.zeros(8), [(torch.ones(100, 1, 4), torch.ones(100, 1, 4))]), 2)
+    cache = SlotCache(2, 1000, torch.float32, {"full_attention": 0})
+    cache.admit(Prefix(100, torch.zeros(8), [(torch.ones(100, 1, 4), torch.ones(100, 1, 4))]), 2)
     before = cache._keys[0]
     for length in (100, 149):
         cache.step(torch.tensor([length, 100]), length + 1)
@@ -139,16 +140,16 @@ class Memory:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int, where: str) -> None:
         self.tries: list[int] = []
-        original = getattr(rollout.SlotCache, where)
+        original = getattr(SlotCache, where)
 
-        def limited(cache: rollout.SlotCache, *rest: Any) -> Any:
+        def limited(cache: SlotCache, *rest: Any) -> Any:
             found = original(cache, *rest)
             self.tries.append(cache.slots)
             if cache.used > slots:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return found
 
-        monkeypatch.setattr(rollout.SlotCache, where, limited)
+        monkeypatch.setattr(SlotCache, where, limited)
 
 
 @pytest.mark.parametrize("where", ["step", "update", "admit"])
@@ -167,15 +168,15 @@ def test_out_of_memory_halves_the_responses_at_a_time(
 def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses that were finished by then stay as they are."""
     whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
-    forward, steps, finished = rollout.SlotCache.step, [0], list[int]()
+    forward, steps, finished = SlotCache.step, [0], list[int]()
 
-    def failing(cache: rollout.SlotCache, *rest: Any) -> Any:
+    def failing(cache: SlotCache, *rest: Any) -> Any:
         steps[0] += 1
         if steps[0] == 12:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(cache, *rest)
 
-    monkeypatch.setattr(rollout.SlotCache, "step", failing)
+    monkeypatch.setattr(SlotCache, "step", failing)
     found = make(rollout_batch=8).rollout(
         RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)
     )
@@ -194,16 +195,16 @@ def test_features_belong_to_the_tokens_that_stay(
     assert whole.features is not None
     for every, slots in ((5, 512), (1, 6), (3, 6)):
         monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
-        forward, steps = rollout.SlotCache.step, [0]
+        forward, steps = SlotCache.step, [0]
 
-        def failing(cache: rollout.SlotCache, *rest: Any, forward: Any = forward, steps: Any = steps) -> Any:
+        def failing(cache: SlotCache, *rest: Any, forward: Any = forward, steps: Any = steps) -> Any:
             steps[0] += 1
             if steps[0] == 15:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return forward(cache, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(rollout.SlotCache, "step", failing)
+            patch.setattr(SlotCache, "step", failing)
             found = make(rollout_batch=slots).rollout(request)
         assert steps[0] > 15
         same(found, whole)

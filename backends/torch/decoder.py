@@ -1,0 +1,96 @@
+"""Forward passes that append tokens to the responses in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from backends.interface import Ids
+from backends.torch.cache import KeyValueCache
+from backends.torch.cuda_graphs import GraphRunner, grain
+from backends.torch.memory import on_device
+from backends.torch.model import TorchPolicy
+
+CHUNK_PAIRS = 2**26  # queries × keys, at most, in a pass that appends several tokens, which needs a dense mask
+
+
+class Decoder:
+    """Appends one token to each of the first rows of a cache, or several tokens to some rows.
+
+    On CUDA rows are rounded up, and in slots columns too, so that shapes recur; values past the last response or its
+    tokens are computed but never read.
+    """
+
+    def __init__(self, policy: TorchPolicy, cache: KeyValueCache, graphs: GraphRunner) -> None:
+        self._policy, self._cache, self._graphs = policy, cache, graphs
+        self._address = cache.address
+        self._lengths: Ids | None = None  # those of the last step
+        self._at: Tensor | None = None  # the same on the device
+
+    def __call__(self, ids: Tensor, lengths: Ids) -> Tensor:
+        """Append ids [n] to the first rows, which have ``lengths`` [n] tokens; returns hidden states [n, H]."""
+        count, width = len(ids), int(lengths.max()) + 1
+        rows = self._graphs.rows(count, self._cache.slots)
+        at = self._positions(lengths, rows)
+        columns = max(64, grain(width, 8)) if self._graphs.records else 1
+        prepared = self._cache.step(at, width, columns)
+        if self._address != self._cache.address:
+            self._address = self._cache.address
+            self._graphs.forget()
+        padded = pad(ids, (0, rows - count)) if rows > count else ids
+        hidden: Tensor = self._graphs.run("forward", self._forward, padded, at, prepared)
+        return hidden[:count].clone() if self._graphs.records else hidden
+
+    def _positions(self, lengths: Ids, rows: int) -> Tensor:
+        """``lengths`` [rows] on the device, padded with zeros; not copied there if each row has grown by one token."""
+        known, at = self._lengths, self._at
+        self._lengths = lengths
+        if at is not None and known is not None and len(at) == rows and np.array_equal(known + 1, lengths):
+            self._at = at + 1
+        else:
+            self._at = on_device(np.pad(lengths, (0, rows - len(lengths))), self._policy.device)
+        return self._at
+
+    def _forward(self, ids: Tensor, lengths: Tensor, prepared: Any) -> Tensor:
+        return self._policy.hidden(
+            ids[:, None], past_key_values=self._cache, use_cache=True, **self._cache.open(lengths, prepared)
+        )[:, 0]
+
+    def append(self, rows: Ids, lengths: Ids, chunks: Sequence[Ids], budget: int) -> Tensor:
+        """Append chunks[i] of any lengths to ``rows`` [m] of ``lengths`` [m]; returns the last hidden states [m, H].
+
+        A pass takes at most about ``budget`` tokens. The cache must have room for them.
+        """
+        self._lengths = None
+        counts = np.array([len(chunk) for chunk in chunks])
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for part in _together(counts, lengths, budget):
+            ids = np.zeros((len(part), counts[part].max()), dtype=np.int64)
+            for line, row in zip(ids, part, strict=True):
+                line[: counts[row]] = chunks[row]
+            hidden = self._policy.hidden(
+                on_device(ids, self._policy.device),
+                past_key_values=self._cache,
+                use_cache=True,
+                **self._cache.open_chunk(rows[part], lengths[part], counts[part]),
+            )
+            for line, row in zip(hidden, part.tolist(), strict=True):
+                found[row] = line[counts[row] - 1]
+        return torch.stack(found)
+
+
+def _together(counts: Ids, lengths: Ids, budget: int) -> Iterator[Ids]:
+    """Indices of rows to pass together, longest chunks first; none has less than half the tokens of the longest."""
+    order = np.argsort(-counts, kind="stable")
+    while len(order):
+        longest = int(counts[order[0]])
+        pairs = longest * (int(lengths[order].max()) + longest)
+        most = max(1, min(budget // longest, CHUNK_PAIRS // pairs))
+        count = min(most, int(np.sum(2 * counts[order] > longest)))
+        yield order[:count]
+        order = order[count:]
