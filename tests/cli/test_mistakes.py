@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from delta_cli import cli
 from delta_cli.assets import model_path
+from delta_cli.cli import app
 from delta_cli.errors import LONGEST, UserError
 from delta_cli.recipe import load_recipe
 
@@ -18,6 +24,7 @@ STUDY, RECIPE = str(FOLDER / "study_quickstart.toml"), str(FOLDER / "quickstart.
 LONG = "x" * 100_000
 TRL = "num_generations = 8\nbeta = 0.04\nmax_completion_length = 256\nuse_vllm = true\nmax_steps = 10\n"
 VERL = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 8\n[trainer]\ntotal_training_steps = 5\n"
+CUSTOM = ("train", "--set", "reward.kind=custom", "--set")
 ARITHMETIC = ("eval", "tiny-base", "--suite", "arithmetic")
 
 # Files that are there; the names of folders end in a slash.
@@ -32,6 +39,11 @@ FILES = {
     "mine.toml": "[run]\nsteps = 4\n",
     "study.toml": 'name = "s"\nrecipe = "mine.toml"\narm = 3\n[[arms]]\nname = "a"\n[[arms]]\nname = "b"\n',
     "weights.safetensors": "",
+    "odd.csv": "a,b\n1,2\n",
+    "empty.jsonl": "",
+    "cut.jsonl": '{"question": "1+1=?", "answer": "2"}\n{"question": "1+',
+    "raises.py": "def reward(response, problem):\n    raise KeyError('difficulty')\n",
+    "nothing.py": "def score(response, problem):\n    return 1.0\n",
     "folder/": "",
 }
 
@@ -113,6 +125,57 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("parity", "folder", "--backends", "fake"), ("--backends fake", "two")),
     (("train", "--resume", "--run-dir", "folder"), ("folder", "holds no run to resume")),
     (("train", "--resume"), ("no run to resume", "--run-dir")),
+    # a name instead of a path, or the other way round
+    (("train", "qwen3_8B"), ("qwen3_8B", "did you mean qwen3_8b?")),
+    (("train", "recipes/qwen3_8b.toml"), ("recipes/qwen3_8b.toml", "did you mean qwen3_8b?")),
+    (("train", "study_quickstart"), ("is a study", "delta study")),
+    (("study", "quickstart"), ("is a recipe", "delta train", "--grid")),
+    (("recipe", "show", "quickstrat"), ("quickstrat", "did you mean quickstart?")),
+    (("recipe", "lsit"), ("'lsit'", "did you mean list?")),
+    (("data", "shwo", "data.jsonl"), ("'shwo'", "did you mean show?")),
+    # data
+    (("data", "show", "absent.jsonl"), ("absent.jsonl", "no such file", "did you mean")),
+    (("data", "show", "odd.csv"), ("odd.csv", "none of the columns a, b", "--question COLUMN")),
+    (("data", "show", "empty.jsonl"), ("empty.jsonl", "holds no rows")),
+    (("data", "show", "cut.jsonl"), ("cut.jsonl:2", "not valid JSON")),
+    (("data", "show", "data.jsonl", "--set", "run.steps=1"), ("--set run.steps=1", "changes a recipe")),
+    (("data", "show", "data.jsonl", "--rows", "-1"), ("--rows -1", "at least 0")),
+    (("data", "show", "data.jsonl", "--model", "absent"), ("absent",)),
+    (("train", "--set", "data.source=cut.jsonl"), ("cut.jsonl:2", "not valid JSON")),
+    (
+        ("train", "--set", "data.source=data.jsonl", "--set", "data.answer=gold"),
+        ("no column 'gold'", "question, answer"),
+    ),
+    (("train", "--set", "data.source=data.jsonl", "--set", "data.held_out=0"), ("no problem is held out", "held_out")),
+    (("train", "--set", "data.source=data.jsonl", "--set", "data.filter=level > 3"), ("no column 'level'",)),
+    (("init", "--data", "empty.jsonl", "--model", "tiny-base"), ("empty.jsonl", "holds no rows")),
+    (("init", "--data", "data.jsonl", "--model", "tiny-base", "--out", "mine.toml"), ("mine.toml", "exists already")),
+    (("init", "--data", "data.jsonl", "--model", "tiny-base", "--out", "mine.yaml"), ("mine.yaml", "ends in .toml")),
+    # a reward of one's own
+    ((*CUSTOM, "reward.custom_file=absent.py"), ("absent.py",)),
+    ((*CUSTOM, "reward.custom_file=raises.py"), ("raises.py:reward", "cannot grade problem", "KeyError")),
+    ((*CUSTOM, "reward.custom_file=nothing.py"), ("nothing.py", "reward")),
+    # doctor and --fit
+    (("doctor", "--gpu", "h100", "--processes", "0"), ("--processes 0", "from 1 to 4096")),
+    (("doctor", "--gpu", "h100", "--engine", "sglang"), ("--engine sglang", "local or vllm")),
+    (("doctor", "--gpu", "h100", "--mean-tokens", "0"), ("--mean-tokens 0", "rollout.max_tokens")),
+    (("doctor", "--mean-tokens", "5"), ("--mean-tokens", "--gpu h100")),
+    (("doctor", "--seconds", "0"), ("--seconds 0", "at least 1")),
+    (("doctor", "mien.toml"), ("mien.toml", "did you mean mine.toml?")),
+    (("train", "--fit", "--set", "model.path=absent/model"), ("absent/model", "download it first")),
+    # what a run is asked for
+    (("compare", "absent", "--backend", "fake"), ("absent", "no such file or folder")),
+    (("runs", "absent"), ("absent", "is not a folder", "delta runs DIR")),
+    (("chat", "tiny-base", "--checkpoint", "best"), ("--checkpoint best", "is a model, not a run")),
+    (("chat", "tiny-base", "--threads", "0"), ("--threads 0", "at least 1")),
+    (("eval", "tiny-base", "--suite", "arithmetic", "--data", "data.jsonl"), ("--suite and --data", "only one")),
+    (("eval", "tiny-base", "--suite", "arithmetic", "--engine", "sglang"), ("--engine sglang", "local, vllm")),
+    (("export", "folder", "folder/"), ("folder", "holds no run")),
+    (("study", STUDY, "--grid", "update.learning_rate"), ("--grid update.learning_rate", "KEY=A,B")),
+    (
+        ("study", RECIPE, "--grid", "update.learning_rte=1,2"),
+        ("update.learning_rte", "did you mean update.learning_rate?"),
+    ),
 ]
 
 
@@ -125,8 +188,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_there_are_more_than_fifty() -> None:
-    assert len(WRONG) >= 50
+def test_there_are_a_hundred() -> None:
+    assert len({arguments for arguments, _ in WRONG}) >= 100
 
 
 @pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value)[:60])
@@ -149,6 +212,61 @@ def test_a_mistake_is_one_line_that_helps(
     assert len(message) <= 500
     for part in parts:
         assert part in message, message
+
+
+COMMAND = re.compile(r"(?<![\w./-])delta (?=[a-z])((?:[^;,()`]|\((?=[\w/]+\)))*)")
+WORDS = ("wrote", "does", "says", "lists", "prints", "writes", "first", "again", "starts", "with", "or", "to", "on")
+
+
+def printed_commands(text: str) -> list[list[str]]:
+    """The commands in a text, each as the words to type: up to punctuation, or a word of the sentence around it."""
+    found = []
+    for match in COMMAND.finditer(text):
+        words = shlex.split(match[1].rstrip(" .?'").replace("'", "").replace("…", "X"))
+        last = next((place for place, word in enumerate(words) if word in WORDS), len(words))
+        if last:
+            found.append(words[:last])
+    return found
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command as the program does; raises click's error for a wrong command, option or value."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("delta", [], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        if not words or words == ["--help"]:
+            return
+        assert words[0] in command.commands, f"delta {' '.join(words)}"
+        command, words = command.commands[words[0]], words[1:]
+    if "--help" not in words:
+        command.make_context("delta", list(words), parent=context, resilient_parsing=len(words) == 0)
+
+
+def test_every_command_that_a_message_names_can_be_typed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("delta_cli.training.trainer.Trainer.run", _not_reached)
+    named = set()
+    for arguments, _ in WRONG:
+        backend = ("--backend", "fake") if arguments[0] == "train" and "--backend" not in arguments else ()
+        run(monkeypatch, *arguments, *backend)
+        for words in printed_commands(capsys.readouterr().err):
+            named.add(words[0])
+            parse(words)
+    assert {"train", "init", "study", "eval", "recipe"} <= named
+
+
+def test_the_source_names_no_command_that_does_not_exist() -> None:
+    """Every ``delta COMMAND`` in a string of the package starts with a command of the program."""
+    commands = {*typer.main.get_command(app).commands}  # type: ignore[attr-defined]
+    sources = Path(__file__).parents[2] / "delta_cli"
+    for file in sorted(sources.rglob("*.py")):
+        for name, option in re.findall(r"(?<=[`\"' :])delta ([a-z]+)( --?[a-z-]+)?", file.read_text(encoding="utf-8")):
+            if option:
+                assert name in commands, f"{file.name}: delta {name}{option}"
+    assert set(cli.ORDER) == commands
 
 
 def _not_reached(*_: object) -> None:
