@@ -46,5 +46,5 @@ class MlxMemoryLimits:
 
 
 def peak() -> int:
-    """Bytes: MLX's own peak with Metal, else the peak resident size of the process."""
-    return int(mx.get_peak_memory()) if mx.metal.is_available() else peak_resident()
+    """Bytes: MLX's own peak on a GPU, otherwise the peak resident size of the process."""
+    return int(mx.get_peak_memory()) if mx.default_device() == mx.gpu else peak_resident()
