@@ -29,9 +29,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class ResponseLine(SampledResponse):
-    """A response with the digest of its problem."""
+    """A response with its problem."""
 
-    key: str
+    key: str  # digest of the problem
+    question: str = ""
+    gold: str = ""  # the gold answer as text
 
 
 class ResponseFile:
@@ -56,6 +58,16 @@ class ResponseFile:
                     end += len(line)
                 file.truncate(end)
 
+    @staticmethod
+    def lines(path: Path) -> list[ResponseLine]:
+        """Every whole line of a file that an evaluation wrote. Raises UserError if it cannot be read."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            return [ResponseLine.model_validate_json(line) for line in text.splitlines() if line.endswith("}")]
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{path}: cannot be read ({reason}); run the evaluation again with delta eval") from error
+
     def find(self, problems: Sequence[Problem], samples: int) -> list[list[SampleOutcome]] | None:
         """The outcomes [P][k] of the problems; None if a sample of one of them is missing."""
         groups = [self._outcomes.get(_key(problem), {}) for problem in problems]
@@ -66,7 +78,10 @@ class ResponseFile:
     def add(self, problems: Sequence[Problem], groups: Sequence[Sequence[SampledResponse]]) -> None:
         """Append the responses [P][k] to the problems and flush them to disk."""
         lines = [
-            ResponseLine(key=_key(problem), **response.model_dump()).model_dump_json() + "\n"
+            ResponseLine(
+                key=_key(problem), question=problem.question, gold=str(problem.answer), **response.model_dump()
+            ).model_dump_json()
+            + "\n"
             for problem, group in zip(problems, groups, strict=True)
             for response in group
         ]

@@ -68,9 +68,12 @@ class RunView:
         return int(self.run.recipe.get("run", {}).get("steps", 0))
 
 
-def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None) -> list[Path]:
+def write_report(
+    runs: Sequence[Path], output: Path, figures: Path | None = None, reload: int | None = None
+) -> list[Path]:
     """Write the report to ``output`` and, with ``figures``, every chart as PNG and SVG into that folder.
 
+    A browser loads the page again every ``reload`` seconds.
     Returns the files written. Raises UserError if a run does not exist or a file cannot be written.
     """
     opened = [RecordedRun(path) for path in runs]
@@ -79,7 +82,7 @@ def write_report(runs: Sequence[Path], output: Path, figures: Path | None = None
         for folder in filter(None, (output.parent, figures)):
             folder.mkdir(parents=True, exist_ok=True)  # fails before anything is drawn
     drawn = [(chart, Drawing(chart, opened)) for chart in charts(opened)]
-    page = _page(opened, drawn)
+    page = _page(opened, drawn, reload)
     with _writing():
         output.write_text(page, encoding="utf-8")
         files = [drawing.write_files(figures) for _, drawing in drawn] if figures is not None else []
@@ -94,7 +97,7 @@ def _writing() -> Iterator[None]:
         raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
 
 
-def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]]) -> str:
+def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]], reload: int | None = None) -> str:
     return (
         environment()
         .get_template("report.html.jinja")
@@ -104,6 +107,7 @@ def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]]) -
             steps=sorted({record["step"] for run in runs for record in run.evaluations}),
             differing=differing(runs),
             metrics=METRICS,
+            reload=reload,
             made=f"{datetime.now():%Y-%m-%d %H:%M}, delta {__version__}",
         )
     )

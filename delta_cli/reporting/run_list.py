@@ -14,7 +14,7 @@ from rich.text import Text
 
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
-from delta_cli.runs import export_stamp
+from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.status import read_status
 from delta_cli.text import NONE, fits, percent, visible
@@ -54,6 +54,20 @@ def find_runs(root: Path) -> list[RunSummary]:
     folders = [file.parent for depth in range(DEPTH) for file in root.glob("*/" * depth + "recipe.toml")]
     found = [summary_of(folder) for folder in folders if (folder / "checkpoints").is_dir()]
     return sorted(found, key=lambda run: run.changed)
+
+
+def empty_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """The runs that ended without anything to resume or to use: no checkpoint, no model."""
+    return [run for run in runs if run.state in ("stopped", "failed", "died") and _holds_nothing(RunFolder(run.path))]
+
+
+def _holds_nothing(run: RunFolder) -> bool:
+    return not checkpoint.steps(run.checkpoints) and not (run.model / "config.json").exists()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def summary_of(folder: Path) -> RunSummary:
