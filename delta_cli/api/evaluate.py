@@ -111,6 +111,7 @@ def evaluate(
     from delta_cli.evaluation.evaluate import own_folder
     from delta_cli.reporting.evaluation_progress import evaluation_progress
     from delta_cli.rollout.worker import RolloutWorker
+    from delta_cli.training.setup import open_environments
 
     reference, settings, benchmarks = request.reference, request.settings, request.benchmarks
     place = out or request.place
@@ -122,9 +123,12 @@ def evaluate(
         folder = next(own_folder(place, reference.weights, label, settings, benchmarks))
         if folder != place and out is not None:
             raise UserError(f"{place}: holds a different evaluation; choose another folder with --out")
+        environments = None
+        if settings.environment is not None and reference.recipe is not None:
+            environments = stack.enter_context(open_environments(reference.recipe, tokenizer))
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
-            RolloutWorker(sampler, tokenizer, grader, settings.template),
+            RolloutWorker(sampler, tokenizer, grader, settings.template, environments=environments),
             benchmarks,
             settings,
             model=reference.name,

@@ -39,6 +39,8 @@ class Tokenizer:
         self._known[list(vocabulary.values())] = True
         self.longest_token: int = max(map(len, vocabulary), default=1)  # in characters
         self.eos_ids: tuple[int, ...] = tuple(sorted(self._declared_ids(configs, "eos")))
+        added = (token.content for token in core.get_added_tokens_decoder().values())
+        self._added = sorted((token for token in added if len(token) > 1), key=len, reverse=True)
         self._stops: dict[tuple[str, ...], StopText] = {}
         self.pad_id: int = next(iter([*self._declared_ids(configs, "pad"), *self.eos_ids]), 0)
 
@@ -84,6 +86,12 @@ class Tokenizer:
             for known, run in runs
         )
 
+    def without_special(self, text: str) -> str:
+        """The text with a space inside each special token, so that none is read as one."""
+        for token in self._added:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
     def stop_text(self, strings: Sequence[str]) -> StopText | None:
         """The check that ends a response at the first of these strings; None without strings."""
         if not strings:
@@ -122,10 +130,18 @@ class Tokenizer:
 
         Raises UserError if the model has no template or the template refuses.
         """
+        return self.converse(self.messages(question, system), **template_kwargs)
+
+    def messages(self, question: str, system: str | None = None) -> list[dict[str, str]]:
+        """The beginning of a chat: the system message, if there is one, and the question."""
         system = self._system if system is None else system
         messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": question})
-        return self.converse(messages, **template_kwargs)
+        return [*messages, {"role": "user", "content": question}]
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its text in the vocabulary; None if there is none."""
+        found: int | None = self._core.token_to_id(token)
+        return found
 
     @property
     def converses(self) -> bool:

@@ -29,6 +29,7 @@ from delta_cli.rewards.choice import chosen
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.math.boxed import last_box
 from delta_cli.rewards.math.last_number import last_number
+from delta_cli.rollout.episodes import Episode
 from delta_cli.rollout.worker import RolloutWorker
 
 SLICE_RESPONSES = 512  # sampled in one call; an interruption loses at most this many
@@ -178,7 +179,8 @@ def _draw(
     sampling = settings.sampling(worker.tokenizer, seed)
     batch = worker.sample(problems, sampling, lambda done, _: report(done), interrupt).result()
     lengths = batch.sequences.lengths.tolist()
-    graded = zip(batch.texts, lengths, batch.truncated.tolist(), batch.verdicts, strict=True)
+    episodes = batch.episodes or [None] * len(batch.texts)
+    graded = zip(batch.texts, lengths, batch.truncated.tolist(), batch.verdicts, episodes, strict=True)
     return [
         [_response(problem, sample, *next(graded), settings) for sample in range(settings.samples)]
         for problem in problems
@@ -192,6 +194,7 @@ def _response(
     tokens: int,
     truncated: bool,
     verdict: Verdict,
+    episode: Episode | None,
     settings: EvaluationSettings,
 ) -> SampledResponse:
     """A response as it is kept."""
@@ -204,6 +207,8 @@ def _response(
         answer=EXTRACT[settings.verifier](text),
         correct=verdict.correct,
         failure=verdict.failure,
+        turns=None if episode is None else episode.turns,
+        calls=0 if episode is None else episode.calls,
     )
 
 

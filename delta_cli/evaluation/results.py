@@ -47,6 +47,7 @@ class EvaluationSettings(FrozenModel):
     system: str | None = Field(default=None, description="system message at the start of a chat")
     thinking: bool | None = Field(default=None, description="value of enable_thinking in the chat template")
     seed: int = Field(default=0, ge=0, description="seed of the sampling")
+    environment: str | None = Field(default=None, description="the run's section [environment], as JSON")
     run_seconds: float = Field(default=6.0, gt=0, description="code: seconds for all tests of a response")
 
     @model_validator(mode="after")
@@ -59,7 +60,7 @@ class EvaluationSettings(FrozenModel):
 
     def identity(self) -> str:
         """A text that identifies these settings; newer keys are left out if unset, so older evaluations still match."""
-        newer = {"stop": (), "system": None, "thinking": None, "top_k": 0, "min_p": 0.0}
+        newer = {"stop": (), "system": None, "thinking": None, "top_k": 0, "min_p": 0.0, "environment": None}
         return self.model_dump_json(exclude={name for name, unset in newer.items() if getattr(self, name) == unset})
 
     def sampling(self, tokenizer: Tokenizer, seed: int) -> Sampling:
@@ -96,6 +97,8 @@ class SampleOutcome(BaseModel):
     answer: str | None  # extracted from the text, if the verifier extracts answers
     correct: bool = False  # until graded
     failure: str | None = None  # why grading failed, if it did
+    turns: int | None = None  # of an episode
+    calls: int = 0  # of its environment
 
 
 class SampledResponse(SampleOutcome):
@@ -113,7 +116,9 @@ class Summary(FrozenModel):
     maj: Estimate | None  # maj@k; None if answers are not extracted, as for code
     truncated: float  # share of responses cut at the length limit
     mean_length: float  # tokens of a response
-    failures: dict[str, int]  # by reason: responses whose grading failed, which count as wrong
+    failures: dict[str, int]  # by reason: responses whose grading or environment failed, which count as wrong
+    turns: float | None = None  # mean turns of an episode
+    calls: float | None = None  # mean calls of its environment
 
 
 class KindResult(FrozenModel):
@@ -216,12 +221,20 @@ def summarize(
         truncated=float(np.mean([outcome.truncated for outcome in everything])),
         mean_length=float(np.mean([outcome.tokens for outcome in everything])),
         failures=dict(Counter(outcome.failure for outcome in everything if outcome.failure is not None)),
+        turns=_mean([outcome.turns for outcome in everything]),
+        calls=_mean([None if outcome.turns is None else outcome.calls for outcome in everything]),
         outcomes={
             group[0].problem: "".join("1" if right else "0" for right in row)
             for group, row in zip(outcomes, correct, strict=True)
         },
         kinds=_by_kind(everything, kinds or {}),
     )
+
+
+def _mean(values: Sequence[int | None]) -> float | None:
+    """The mean of numbers; None if one is missing."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
 def _by_kind(outcomes: Sequence[SampleOutcome], kinds: Mapping[str, str]) -> dict[str, KindResult]:

@@ -13,7 +13,7 @@ from delta_cli.evaluation.compare import Comparison, ComparisonRow
 from delta_cli.evaluation.results import EvaluationResult, KindResult, Summary
 from delta_cli.evaluation.saved_results import SavedEvaluation
 from delta_cli.evaluation.statistics import Estimate
-from delta_cli.text import count, fits
+from delta_cli.text import count, fits, number
 
 CellParts = tuple[str, ...]  # written on one line if there is room, otherwise below each other
 LABELS = (24, 14)  # maximal widths of row labels if there is little room
@@ -38,6 +38,10 @@ def render(evaluation: EvaluationResult) -> RenderableType:
     if k > 1 and evaluation.average.maj is not None:
         rows.append((f"maj@{k}", [_share(each.maj) for each in columns if each.maj is not None]))
     rows.append(("truncated %", [(f"{100 * each.truncated:.1f}",) for each in columns]))
+    for name in ("turns", "calls"):
+        means = [getattr(each, name) for each in columns]
+        if any(mean is not None for mean in means):
+            rows.append((f"{name} of an episode", [(number(mean),) for mean in means]))
     rows.append(("mean length", [(f"{each.mean_length:,.0f}",) for each in columns]))
     how = (
         f"Percent ± standard error over problems{_weighted(columns)}. {count(k, 'sample')} a problem at temperature "

@@ -24,6 +24,7 @@ from backends.settings import (
 from delta_cli.credit.divergences import KlEstimator
 from delta_cli.credit.methods import PRESET_CREDIT
 from delta_cli.recipe.data import DataSection
+from delta_cli.recipe.environment import EnvironmentSection
 from delta_cli.recipe.method import CorrectionSection, DeltaSection, MethodSection
 from delta_cli.recipe.reward import Reward, RewardTables, check_rewards, verifiers
 
@@ -188,6 +189,7 @@ class Recipe(Section):
     model: Model = Model()
     data: DataSection = DataSection()
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection = EnvironmentSection()
     reward: RewardTables = Reward()
     method: MethodSection = MethodSection()
     delta: DeltaSection = DeltaSection()
@@ -264,6 +266,8 @@ class Recipe(Section):
                 'set checkpoint.keep_best = "accuracy"'
             )
         check_rewards(self.rewards, self.rollout.max_tokens)
+        if any(reward.kind == "environment" for reward in self.rewards) and not self.environment.used:
+            raise ValueError('reward.kind = "environment" is the reward of an environment; add [environment]')
         if self.update.old_logprobs == "rollout" and self.engine.kind != "local":
             raise ValueError(
                 'update.old_logprobs = "rollout" needs entropies and features, which engine.kind = "vllm" does not '

@@ -11,8 +11,9 @@ from pydantic import Discriminator, Tag, model_validator
 from backends.settings import Section, key
 
 ONE, SEVERAL = "[reward]", "[[reward]]"  # the two forms, as messages name them
-RewardKind = Literal["math", "number", "choice", "code", "custom", "format", "length"]
+RewardKind = Literal["math", "number", "choice", "code", "custom", "environment", "format", "length"]
 VERIFIERS = ("math", "number", "choice", "code")
+JUDGES = ("custom", "environment")  # they say what is right where no verifier does
 TAKEN = ("mean", "failures")  # reward_mean and reward_failures are metrics of their own
 NAME = re.compile("[a-z][a-z0-9_]*")
 
@@ -22,7 +23,8 @@ class Reward(Section):
 
     kind: RewardKind = key(
         "math",
-        "verifier; number: the last number of a response, or the one after ####, without a box. Beside a verifier also "
+        "verifier; number: the last number of a response, or the one after ####, without a box; environment: the "
+        "reward of the episode's own environment, where 1 is right. Beside a verifier also "
         "format: 1 for the form asked for, and length: 1 − tokens / rollout.max_tokens",
     )
     weight: float = key(1.0, "its factor in the sum; 0: only measured", ge=-1000, le=1000)
@@ -79,9 +81,9 @@ RewardTables = Annotated[
 
 
 def verifiers(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
-    """The rewards that say whether a response is right: those of VERIFIERS, or custom ones where there is none."""
+    """The rewards that say whether a response is right: those of VERIFIERS, or of JUDGES where there is none."""
     own = tuple(reward for reward in rewards if reward.kind in VERIFIERS)
-    return own or tuple(reward for reward in rewards if reward.kind == "custom")
+    return own or tuple(reward for reward in rewards if reward.kind in JUDGES)
 
 
 def check_rewards(rewards: Sequence[Reward], max_tokens: int) -> None:
@@ -91,7 +93,7 @@ def check_rewards(rewards: Sequence[Reward], max_tokens: int) -> None:
         raise ValueError(f"two rewards are called {repeated[0]}; give one of them another reward.name")
     if not verifiers(rewards):
         raise ValueError(
-            f"no reward says which responses are right; add a [[reward]] of kind {_or((*VERIFIERS, 'custom'))}"
+            f"no reward says which responses are right; add a [[reward]] of kind {_or((*VERIFIERS, *JUDGES))}"
         )
     for reward in rewards:
         if (buffer := reward.overlong_buffer) is not None and buffer > max_tokens:

@@ -64,8 +64,13 @@ class Grader:
             what = name if reward.kind == "custom" else f"the {reward.kind} reward"
             raise UserError(f"{what} cannot grade problem '{problem.id}': {problem_found.removeprefix('error: ')}")
 
-    def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[Verdict]:
-        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit."""
+    def submit(
+        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None = None
+    ) -> Future[Verdict]:
+        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit.
+
+        ``earned`` is the reward of its environment.
+        """
         result: Future[Verdict] = Future()
 
         def settle(done: Future[Score]) -> None:
@@ -73,7 +78,7 @@ class Grader:
             result.set_result(self._verdict(score, length))
 
         try:
-            graded = self._graded(response, problem, length, truncated)
+            graded = self._graded(response, problem, length, truncated, earned)
             if isinstance(graded, Score):
                 result.set_result(self._verdict(graded, length))
             else:
@@ -86,7 +91,9 @@ class Grader:
         """End the workers. What is still being graded fails."""
         self._pool.close()
 
-    def _graded(self, response: str, problem: Problem, length: int, truncated: bool) -> Score | Future[Score]:
+    def _graded(
+        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None
+    ) -> Score | Future[Score]:
         """The score at once if no text has to be read for long; otherwise from a worker."""
         reward = self.reward
         short = len(response) <= QUICK_CHARACTERS
@@ -94,6 +101,10 @@ class Grader:
         value = None
         if reward.kind == "length":
             value = max(1 - length / self.max_tokens, 0.0)
+        elif reward.kind == "environment" and earned is None:
+            return Score(0.0, failure="error: the environment gave no reward")
+        elif reward.kind == "environment":
+            value = earned
         elif reward.kind == "format" and truncated:
             value = 0.0
         elif short:

@@ -46,11 +46,16 @@ class WeightedReward:
         """Only the rewards that say what is right, for evaluations, with the same workers."""
         return WeightedReward([term for term in self.terms if term.verifies])
 
-    def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[Verdict]:
-        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit."""
+    def submit(
+        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None = None
+    ) -> Future[Verdict]:
+        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit.
+
+        ``earned`` is the reward of its environment.
+        """
         result: Future[Verdict] = Future()
         left, lock = len(self.terms), threading.Lock()
-        futures = [term.grader.submit(response, problem, length, truncated) for term in self.terms]
+        futures = [term.grader.submit(response, problem, length, truncated, earned) for term in self.terms]
 
         def count(_: Future[Verdict]) -> None:
             nonlocal left

@@ -51,7 +51,9 @@ class _Scorer:
         self.reward = reward
         self.form = form
         self.alarm = math.ceil(timeout) + ORPHAN_SECONDS
-        self.verify: Verifier | None = None if reward.kind in ("custom", "length") else verifier(reward, form)
+        self.verify: Verifier | None = (
+            None if reward.kind in ("custom", "length", "environment") else verifier(reward, form)
+        )
 
     def score(self, request: GradingRequest) -> Score:
         signal.alarm(self.alarm)  # ends this process whatever it is doing

@@ -9,9 +9,11 @@ import numpy as np
 
 from backends.arrays import Bools, Doubles, Floats, Ids
 from backends.interface import Features, Sequences, starts_of, token_index
+from backends.regions import joined as joined_regions
 from delta_cli.credit.features import JoinedFeatures, SelectedFeatures
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.grader import Verdict
+from delta_cli.rollout.episodes import Episode
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class RolloutBatch:
     engine_entropies: Floats | None = None  # [N] float32, nats; None if the sampler does not return entropies
     features: LocalFeatures | None = None  # None if the sampler did not keep them
     draws: int = 1  # batches of prompts sampled to fill it
+    episodes: tuple[Episode, ...] | None = None  # R, if responses have several turns
+    environment_wait: float = 0.0  # seconds in which a sampler had nothing to do but wait for environments
 
     @property
     def samples(self) -> int:
@@ -70,7 +74,15 @@ class RolloutBatch:
     @property
     def each_reward(self) -> dict[str, Doubles]:
         """Each reward by name before its weight, [R]; empty if there is only one."""
-        return {name: np.array([verdict.parts[name] for verdict in self.verdicts]) for name in self.verdicts[0].parts}
+        names = next((verdict.parts for verdict in self.verdicts if verdict.parts), ())
+        return {name: np.array([verdict.parts.get(name, np.nan) for verdict in self.verdicts]) for name in names}
+
+    @property
+    def failed(self) -> Bools:
+        """Which episodes failed because their environment did, [R]: their reward means nothing."""
+        if self.episodes is None:
+            return np.zeros(len(self.texts), bool)
+        return np.array([episode.failure is not None for episode in self.episodes], bool)
 
     @property
     def correct(self) -> Bools:
@@ -80,8 +92,9 @@ class RolloutBatch:
     @property
     def mixed_groups(self) -> Ids:
         """The prompts whose responses have different rewards; all others are zero-variance groups."""
-        rewards = self.rewards.reshape(len(self.problems), -1)
-        return np.flatnonzero(rewards.max(axis=1) != rewards.min(axis=1))
+        rewards, failed = (values.reshape(len(self.problems), -1) for values in (self.rewards, self.failed))
+        highest = np.where(failed, -np.inf, rewards).max(axis=1)
+        return np.flatnonzero(highest > np.where(failed, np.inf, rewards).min(axis=1))
 
     def rows(self, groups: Ids) -> Ids:
         """The responses to the prompts ``groups``, in that order."""
@@ -91,7 +104,7 @@ class RolloutBatch:
         """Tokens in one forward pass over each prompt and its ``wanted`` [R] responses, [G]; 0 if none is wanted."""
         prompts: Ids = np.array([len(prompt) for prompt in self.sequences.prompts[:: self.samples]])
         shape = len(self.problems), self.samples
-        tokens: Ids = np.where(wanted, self.sequences.lengths, 0).reshape(shape).sum(axis=1)
+        tokens: Ids = np.where(wanted, self.sequences.region_lengths, 0).reshape(shape).sum(axis=1)
         found: Ids = np.where(wanted.reshape(shape).any(axis=1), prompts + tokens, 0)
         return found
 
@@ -109,6 +122,7 @@ class RolloutBatch:
             engine_logprobs=self.engine_logprobs[index],
             engine_entropies=None if self.engine_entropies is None else self.engine_entropies[index],
             features=None if self.features is None else self.features.select(rows, self.sequences.lengths),
+            episodes=None if self.episodes is None else tuple(self.episodes[row] for row in rows),
         )
 
     def with_flipped_rewards(self, share: float, seed: int) -> RolloutBatch:
@@ -129,11 +143,13 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
     """Several batches as one, in order."""
     if len(batches) == 1:
         return batches[0]
+    regions = [batch.sequences.regions for batch in batches if batch.sequences.regions is not None]
     sequences = Sequences(
         prompts=tuple(prompt for batch in batches for prompt in batch.sequences.prompts),
         tokens=np.concatenate([batch.sequences.tokens for batch in batches]),
         starts=starts_of(np.concatenate([batch.sequences.lengths for batch in batches])),
         temperature=batches[0].sequences.temperature,
+        regions=joined_regions(regions) if len(regions) == len(batches) else None,
     )
     entropies = [batch.engine_entropies for batch in batches if batch.engine_entropies is not None]
     return RolloutBatch(
@@ -147,6 +163,8 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         engine_entropies=np.concatenate(entropies) if len(entropies) == len(batches) else None,
         features=_joined_features(batches),
         draws=sum(batch.draws for batch in batches),
+        episodes=None if regions == [] else tuple(each for batch in batches for each in batch.episodes or ()),
+        environment_wait=sum(batch.environment_wait for batch in batches),
     )
 
 

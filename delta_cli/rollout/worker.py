@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from backends.interface import (
     Collective,
     Completions,
     Proxy,
+    ResponseRegions,
     RolloutRequest,
     Sampler,
     Sampling,
@@ -22,13 +23,16 @@ from backends.interface import (
     starts_of,
     token_index,
 )
+from backends.regions import joined
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt, opened_think, render
+from delta_cli.data.prompts import CHAT, FIELD, encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.environments.opened import Environments
 from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
+from delta_cli.rollout.episodes import Episode, EpisodeDriver
 
 Item = TypeVar("Item")
 STOP_CHECK_SECONDS = 0.5  # between two checks for a stop request while verdicts are awaited
@@ -40,7 +44,7 @@ class PendingRollout:
     """Sampled responses whose last verdicts are still being decided; holds this rank's r of all R responses."""
 
     problems: tuple[Problem, ...]  # P, of all ranks
-    prompts: tuple[Ids, ...]  # P, of all ranks
+    prompts: tuple[Ids, ...]  # P, of all ranks; of episodes r, this rank's
     sampling: Sampling
     rows: Ids  # [r] positions of this rank's responses among all R
     completions: Completions  # r
@@ -48,6 +52,7 @@ class PendingRollout:
     verdicts: tuple[Future[Verdict], ...]  # r
     ranks: Collective
     interrupt: Callable[[], None] = lambda: None
+    driver: EpisodeDriver | None = None  # of episodes
 
     def result(self) -> RolloutBatch:
         """Wait for the verdicts and exchange responses with the other ranks.
@@ -55,16 +60,24 @@ class PendingRollout:
         Raises StopRequested on every rank if any rank is asked to stop meanwhile.
         """
         verdicts = on_all_ranks(self.ranks, lambda: tuple(map(self._await, self.verdicts)))
-        completions, texts = self.completions, self.texts
+        completions, texts, driver = self.completions, self.texts, self.driver
+        episodes = None if driver is None else tuple(driver.record(row) for row in range(len(self.rows)))
+        prompts, wait = self.prompts, 0.0 if driver is None else driver.waited
+        if driver is None:
+            prompts = tuple(prompt for prompt in self.prompts for _ in range(self.sampling.samples))
         if self.ranks.size > 1:
             completions, texts, verdicts = self._exchange(verdicts)
+            if episodes is not None:
+                episodes, prompts, regions, wait = self._exchange_episodes(episodes)
+                completions = replace(completions, regions=regions)
         return RolloutBatch(
             problems=self.problems,
             sequences=Sequences(
-                prompts=tuple(prompt for prompt in self.prompts for _ in range(self.sampling.samples)),
+                prompts=prompts,
                 tokens=completions.tokens,
                 starts=completions.starts,
                 temperature=self.sampling.temperature,
+                regions=completions.regions,
             ),
             texts=texts,
             verdicts=verdicts,
@@ -73,6 +86,27 @@ class PendingRollout:
             version=completions.version,
             engine_entropies=completions.entropies,
             features=None if completions.features is None else LocalFeatures(self.rows, completions.features),
+            episodes=episodes,
+            environment_wait=wait,
+        )
+
+    def _exchange_episodes(
+        self, episodes: tuple[Episode, ...]
+    ) -> tuple[tuple[Episode, ...], tuple[Ids, ...], ResponseRegions, float]:
+        """Records, prompts and regions of all ranks in order, and the longest wait for environments."""
+        regions, driver = self.completions.regions, self.driver
+        assert regions is not None
+        assert driver is not None
+        parts = self.ranks.gather((self.rows, episodes, self.prompts, regions, driver.waited))
+        order = np.argsort(np.concatenate([part[0] for part in parts]))
+        prompts = _reordered([prompt for part in parts for prompt in part[2]], order)
+        groups = {row: prompts[row - row % self.sampling.samples] for row in range(len(prompts))}
+        shared = (np.array_equal(prompt, groups[row]) for row, prompt in enumerate(prompts))
+        return (
+            _reordered([episode for part in parts for episode in part[1]], order),
+            tuple(groups[row] if same else prompts[row] for row, same in enumerate(shared)),
+            joined([part[3] for part in parts]).select(order),
+            max(part[4] for part in parts),
         )
 
     def _exchange(self, verdicts: tuple[Verdict, ...]) -> tuple[Completions, tuple[str, ...], tuple[Verdict, ...]]:
@@ -118,6 +152,7 @@ class RolloutWorker:
     template: str
     ranks: Collective = SOLO
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: no limit
+    environments: Environments | None = None  # of episodes of several turns
 
     def sample(
         self,
@@ -133,11 +168,11 @@ class RolloutWorker:
         ``interrupt`` is called every few tokens and after each response; if it raises StopRequested on one rank,
         every rank raises it. ``entropies`` and ``proxy`` ask the sampler to keep entropies and features.
         """
-        last = slice(None if self.max_prompt_tokens is None else -self.max_prompt_tokens, None)
-        prompts = tuple(encode_prompt(problem, self.template, self.tokenizer)[last] for problem in problems)
+        if self.environments is not None:
+            return self._sample_episodes(problems, sampling, on_sampled, interrupt, entropies, proxy)
+        prompts = tuple(map(self._encoded, problems))
         samples = sampling.samples
-        mine = range(self.ranks.rank, len(problems), self.ranks.size)  # interleaved: similar problems often adjoin
-        rows = (np.array(mine)[:, None] * samples + np.arange(samples)).ravel().astype(np.int64)
+        mine, rows = self._share(len(problems), samples)
         think_tags = [opened_think(render(self.template, problems[place].question, self.tokenizer)) for place in mine]
         texts: dict[int, str] = {}
         verdicts: dict[int, Future[Verdict]] = {}
@@ -168,6 +203,92 @@ class RolloutWorker:
             ranks=self.ranks,
             interrupt=interrupt,
         )
+
+    def _sample_episodes(
+        self,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        on_sampled: OnSampled,
+        interrupt: Callable[[], None],
+        entropies: bool,
+        proxy: Proxy | None,
+    ) -> PendingRollout:
+        """As ``sample``; each response is an episode with an environment of its own."""
+        assert self.environments is not None
+        mine, rows = self._share(len(problems), sampling.samples)
+        if (dialogue := self.environments.dialogue) is not None:
+            sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *dialogue.stop_ids))))
+        of_row = [problems[place] for place in mine for _ in range(sampling.samples)]
+        driver = EpisodeDriver(self.environments, self.tokenizer, sampling, of_row)
+        texts: dict[int, str] = {}
+        verdicts: dict[int, Future[Verdict]] = {}
+        tokens_sampled = 0
+
+        def grade(row: int, region: Ids) -> None:
+            nonlocal tokens_sampled
+
+            def submit(text: str, own: int, truncated: bool, earned: float | None) -> Future[Verdict]:
+                return self.grader.submit(text, of_row[row], own, truncated, earned)
+
+            texts[row] = driver.text(row, region)
+            verdicts[row] = driver.finish(row, region, texts[row], submit)
+            tokens_sampled += len(region)
+            on_sampled(len(texts), tokens_sampled)
+            interrupt()
+
+        def work() -> Completions:
+            greeted = zip(of_row, driver.begin(), strict=True)
+            prompts = _shared([self._encoded(_greeted(problem, text)) for problem, text in greeted], sampling.samples)
+            driver.set_prompts(prompts)
+            alike = all(prompt is prompts[row - row % sampling.samples] for row, prompt in enumerate(prompts))
+            asked, way = prompts, replace(sampling, samples=1)
+            if alike:
+                asked, way = prompts[:: sampling.samples], sampling
+            return self.sampler.rollout(RolloutRequest(asked, way, rows, interrupt, entropies, proxy, driver), grade)
+
+        try:
+            completions = on_all_ranks(self.ranks, work)
+        except BaseException:
+            driver.close(now=True)
+            raise
+        driver.close()
+        return PendingRollout(
+            problems=tuple(problems),
+            prompts=driver.prompts,
+            sampling=sampling,
+            rows=rows,
+            completions=completions,
+            texts=tuple(texts[row] for row in range(len(rows))),
+            verdicts=tuple(verdicts[row] for row in range(len(rows))),
+            ranks=self.ranks,
+            interrupt=interrupt,
+            driver=driver,
+        )
+
+    def _encoded(self, problem: Problem) -> Ids:
+        """The prompt's ids, without the beginning of one that is too long."""
+        if self.environments is not None and self.environments.dialogue is not None:
+            return self.environments.dialogue.prompt(CHAT[self.template].replace(FIELD, problem.question))
+        last = slice(None if self.max_prompt_tokens is None else -self.max_prompt_tokens, None)
+        return encode_prompt(problem, self.template, self.tokenizer)[last]
+
+    def _share(self, problems: int, samples: int) -> tuple[range, Ids]:
+        """The problems that this rank samples responses to, and the rows of these."""
+        mine = range(self.ranks.rank, problems, self.ranks.size)  # interleaved: similar problems often adjoin
+        return mine, (np.array(mine)[:, None] * samples + np.arange(samples)).ravel().astype(np.int64)
+
+
+def _greeted(problem: Problem, text: str) -> Problem:
+    """The problem with what its environment says first after its question."""
+    return replace(problem, question=problem.question + text) if text else problem
+
+
+def _shared(prompts: Sequence[Ids], samples: int) -> tuple[Ids, ...]:
+    """The prompts, with one array for the equal ones of a group, so that they are computed once."""
+    firsts = [prompts[row - row % samples] for row in range(len(prompts))]
+    return tuple(
+        first if np.array_equal(prompt, first) else prompt for prompt, first in zip(prompts, firsts, strict=True)
+    )
 
 
 def before_stop(text: str, sampling: Sampling) -> str:

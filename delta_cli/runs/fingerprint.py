@@ -44,6 +44,9 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
     found |= {f"reward file {file}": _digest(_contents([Path(file)])) for file in files}
     if in_file := FUNCTION_IN_FILE.fullmatch(recipe.method.credit or ""):
         found[f"credit file {in_file['file']}"] = _digest(_contents([Path(in_file["file"])]))
+    named = [name for name in (recipe.environment.file, *recipe.environment.tools) if name]
+    own = sorted({name.rpartition(":")[0] for name in named if ":" in name})
+    found |= {f"environment file {file}": _digest(_contents([Path(file).expanduser()])) for file in own}
     for package in PACKAGES:
         try:
             found[f"version of {package}"] = version(package)

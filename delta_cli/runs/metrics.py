@@ -125,4 +125,20 @@ OPTION_METRICS = {
 REWARD_METRICS = {
     "reward_NAME": Metric("reward", "with several rewards: mean of the one of that name, before its weight", "rises"),
 }
-METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | REWARD_METRICS
+EPISODE_METRICS = {
+    "episode_turns_mean": Metric(
+        "turns", "with [environment], like what follows: mean turns of the model in an episode"
+    ),
+    "environment_calls": Metric("calls", "of environments and tools"),
+    "environment_errors": Metric("calls", "whose failure the model was told", "falls"),
+    "environment_failures": Metric(
+        "episodes", "that failed with their environment: they have no reward and no advantage", "0"
+    ),
+    "observation_tokens": Metric("tokens", "that environments wrote"),
+    "observations_cut": Metric("observations", "longer than environment.observation_tokens", "0"),
+    "seconds_environment": Metric("s", "sum of the times that environments worked; many work at once"),
+    "seconds_environment_wait": Metric(
+        "s", "in which the sampler had nothing to do but wait for environments", "small"
+    ),
+}
+METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | EPISODE_METRICS | REWARD_METRICS

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from backends.arrays import Doubles, Ids
+from backends.arrays import Bools, Doubles, Ids
 from delta_cli.assets import model_path
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -37,6 +38,9 @@ class RecordedResponse:
     failure: str | None
     advantage: float
     truncated: bool
+    region: Ids | None = None  # [m] of an episode: the environment's tokens too
+    own: Bools | None = None  # [m] which of them the model wrote
+    episode: Mapping[str, Any] = field(default_factory=dict)  # how an episode went; empty without an environment
     rewards: Mapping[str, float] = field(default_factory=dict)  # by name, before its weight; empty if only one
 
     def __len__(self) -> int:
@@ -60,12 +64,15 @@ class RecordedResponse:
             coefficients=np.array(record["coefficients"], np.float64),
             logprobs=np.array(record["logprobs"], np.float64),
             entropies=np.array(record["entropies"], np.float64),
-            reward=record["reward"],
+            reward=np.nan if record["reward"] is None else record["reward"],
             correct=record["correct"],
             failure=record["failure"],
             advantage=record["advantage"],
             truncated=record["truncated"],
             rewards=record.get("rewards", {}),
+            region=np.array(record["region"], np.int64) if "region" in record else None,
+            own=np.array(record["own"], bool) if "own" in record else None,
+            episode=record.get("episode", {}),
         )
 
 

@@ -18,9 +18,12 @@ def blamed_tokens(batch: RolloutBatch, advantages: Doubles, tokenizer: Tokenizer
     starts = batch.sequences.starts
     blamed = np.zeros(len(batch.sequences.tokens), dtype=bool)
     for row in np.flatnonzero(advantages < 0):
-        found = first_false(batch.sequences.response(int(row)), tokenizer)
+        region, own = batch.sequences.region(int(row))
+        found = first_false(region, tokenizer)
         if found is not None:
-            blamed[starts[row] + found.start : starts[row] + found.stop] = True
+            marks = np.zeros(len(region), dtype=bool)
+            marks[found.start : found.stop] = True
+            blamed[starts[row] : starts[row + 1]] = marks[own]
     return blamed
 
 

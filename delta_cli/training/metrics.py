@@ -21,12 +21,13 @@ from delta_cli.training.update import ScoredBatch
 
 def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
     """Metrics of the responses; ``drawn`` prompts were sampled to fill a batch of ``wanted``."""
-    lengths = batch.sequences.lengths
-    return {
-        "reward_mean": float(batch.rewards.mean()),
-        **{f"reward_{name}": float(rewards.mean()) for name, rewards in batch.each_reward.items()},
-        "accuracy": float(batch.correct.mean()),
-        "reward_failures": sum(verdict.failure is not None for verdict in batch.verdicts),
+    lengths, counted = batch.sequences.lengths, ~batch.failed
+    graded = [verdict for verdict, counts in zip(batch.verdicts, counted, strict=True) if counts]
+    return describe_episodes(batch) | {
+        "reward_mean": mean(batch.rewards[counted]),
+        **{f"reward_{name}": mean(rewards[counted]) for name, rewards in batch.each_reward.items()},
+        "accuracy": mean(batch.correct[counted]),
+        "reward_failures": sum(verdict.failure is not None for verdict in graded),
         "zero_variance_groups": 1 - len(batch.mixed_groups) / len(batch.problems),
         "prompts_drawn": drawn,
         "batch_filled": len(batch.problems) / wanted,
@@ -34,6 +35,28 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         "response_length_max": int(lengths.max()),
         "truncated": float(batch.truncated.mean()),
         "tokens": int(lengths.sum()),
+    }
+
+
+def mean(values: NDArray[Any]) -> float | None:
+    """The mean of values; None if there are none."""
+    return float(values.mean()) if len(values) else None
+
+
+def describe_episodes(batch: RolloutBatch) -> dict[str, Any]:
+    """Metrics of episodes; none if responses have one turn."""
+    episodes = batch.episodes
+    if episodes is None:
+        return {}
+    return {
+        "episode_turns_mean": float(np.mean([episode.turns for episode in episodes])),
+        "environment_calls": sum(episode.calls for episode in episodes),
+        "environment_errors": sum(episode.errors for episode in episodes),
+        "environment_failures": int(batch.failed.sum()),
+        "observation_tokens": sum(episode.observation_tokens for episode in episodes),
+        "observations_cut": sum(episode.cut for episode in episodes),
+        "seconds_environment": sum(episode.seconds for episode in episodes),
+        "seconds_environment_wait": batch.environment_wait,
     }
 
 
@@ -55,10 +78,6 @@ def describe_coefficients(
     """
     weights = coefficients.weights
     positive, negative = advantages > 0, advantages < 0
-
-    def mean(values: NDArray[Any]) -> float | None:
-        return float(values.mean()) if len(values) else None
-
     quantiles = np.quantile(weights, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist() if len(weights) else [None] * 5
     margins = {
         "margin_positive": mean(coefficients.margins[positive] > 0),

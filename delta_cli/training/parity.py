@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from backends import registry
 from backends.arrays import Doubles
-from backends.interface import Learner, Sequences, starts_of
+from backends.interface import Learner, ResponseRegions, Sequences, starts_of
 from backends.settings import Optimizer
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
@@ -65,8 +65,14 @@ def read_batch(file: Path, temperature: float) -> RolloutBatch:
         responses = [np.array(record["tokens"], np.int64) for record in records]
         first_of_group = {record["group"]: record for record in reversed(records)}
         problems = [Problem(str(r["problem"]), "", r["answer"]) for _, r in sorted(first_of_group.items())]
-        verdicts = tuple(Verdict(float(r["reward"]), bool(r["correct"]), r["failure"]) for r in records)
+        verdicts = tuple(Verdict(float(r["reward"] or 0), bool(r["correct"]), r["failure"]) for r in records)
         texts = tuple(str(record["response"]) for record in records)
+        regions = None
+        if records and "region" in records[0]:
+            regions = ResponseRegions.of(
+                [np.array(record["region"], np.int64) for record in records],
+                [np.array(record["own"], bool) for record in records],
+            )
         truncated = np.array([bool(record["truncated"]) for record in records])
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; give a run folder or a file of its rollouts/") from None
@@ -77,7 +83,7 @@ def read_batch(file: Path, temperature: float) -> RolloutBatch:
     starts = starts_of([len(response) for response in responses])
     return RolloutBatch(
         problems=tuple(problems),
-        sequences=Sequences(prompts, np.concatenate(responses), starts, temperature),
+        sequences=Sequences(prompts, np.concatenate(responses), starts, temperature, regions),
         texts=texts,
         verdicts=verdicts,
         truncated=truncated,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from backends.interface import Collective
 from delta_cli.credit import TokenCoefficients
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.folder import JsonObject, RunFolder
 from delta_cli.training.update import ScoredBatch
 
@@ -84,11 +86,20 @@ def rollout_records(
             "response": text,
             "tokens": batch.sequences.tokens[first:last].tolist(),
             "answer": problem.answer,
-            "reward": verdict.reward,
+            "reward": None if batch.failed[row] else verdict.reward,
             **({"rewards": dict(verdict.parts)} if verdict.parts else {}),
             "correct": verdict.correct,
             "failure": verdict.failure,
             "advantage": float(scored.advantages[row]),
             "truncated": bool(batch.truncated[row]),
             **({} if staleness is None else {"staleness": staleness}),
+            **_episode(batch, row),
         } | {name: np.round(np.asarray(values[first:last], np.float64), 6).tolist() for name, values in columns.items()}
+
+
+def _episode(batch: RolloutBatch, row: int) -> JsonObject:
+    """How an episode went, and its whole region; nothing for a response of one turn."""
+    if batch.episodes is None:
+        return {}
+    region, own = batch.sequences.region(row)
+    return {"episode": asdict(batch.episodes[row]), "region": region.tolist(), "own": own.astype(int).tolist()}

@@ -17,6 +17,7 @@ from delta_cli.data.loading import LoadedData, load_problems
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.environments.opened import Environments
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
@@ -76,10 +77,12 @@ def open_trainer(
         stack.callback(engine.close)
         notify = partial(_tell, observer)
         drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, ranks))
+        environments = stack.enter_context(open_environments(recipe, tokenizer)) if recipe.environment.used else None
+        template, longest = recipe.data.prompt_template, _prompt_tokens(recipe)
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(drawing, tokenizer, grader, recipe.data.prompt_template, ranks, _prompt_tokens(recipe)),
+            RolloutWorker(drawing, tokenizer, grader, template, ranks, longest, environments),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -88,6 +91,16 @@ def open_trainer(
             stop_asked,
             inputs,
         )
+
+
+def open_environments(recipe: Recipe, tokenizer: Tokenizer) -> Environments:
+    """The environments of the recipe's episodes. Raises UserError if they do not fit the model or its template."""
+    if recipe.environment.kind == "tools" and recipe.data.prompt_template not in CHAT:
+        raise UserError(
+            f'environment.kind = "tools" is for chats, but the prompt template is {recipe.data.prompt_template!r}; set '
+            f"data.template to {' or '.join(CHAT)}"
+        )
+    return Environments(recipe.environment, tokenizer, recipe.model.path, recipe.data.thinking)
 
 
 def _prompt_tokens(recipe: Recipe) -> int | None:
@@ -225,6 +238,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
         system=recipe.data.system,
         thinking=recipe.data.thinking,
         seed=recipe.run.seed,
+        environment=recipe.environment.identity,
         run_seconds=max(reward.run_seconds for reward in recipe.verifiers),
     )
 
@@ -232,7 +246,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
 def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
     """The verifier that extracts answers for majority votes: the first one, or math for custom rewards."""
     kind = recipe.verifiers[0].kind
-    return "math" if kind == "custom" or kind == "format" or kind == "length" else kind
+    return "math" if kind in ("custom", "environment", "format", "length") else kind  # type: ignore[return-value]
 
 
 def make_grader(recipe: Recipe) -> WeightedReward:

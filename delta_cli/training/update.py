@@ -22,6 +22,7 @@ from backends.interface import (
 )
 from delta_cli.assets import model_path
 from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages
+from delta_cli.credit.advantages import AdvantageKind
 from delta_cli.credit.blame import blame_weights
 from delta_cli.credit.coefficients import batch_coefficients
 from delta_cli.credit.distributed import HeldFeatures
@@ -132,7 +133,7 @@ class Updater:
         pass over the responses that have an advantage. No other response adds to a centroid, the loss or its gradient,
         unless the method itself reads all of them or ``every`` is set.
         """
-        advantages = group_advantages(batch.rewards, batch.groups, self.method.advantage)
+        advantages = batch_advantages(batch, self.method.advantage)
         wanted = np.full(len(batch.sequences), every or self._reads_all_responses) | (advantages != 0)
         rows = batch.rows(self._own_groups(batch.tokens_of_groups(wanted)))
         rows = rows[wanted[rows]]
@@ -348,7 +349,7 @@ class Updater:
             starts=starts_of(rollout.sequences.lengths[rows]),
             weights=coefficients.weights[index],
             entropies=chosen(batch.entropies),
-            kept=~rollout.truncated[rows] if settings.drop_truncated else None,
+            kept=self._kept(rollout, rows),
             max_length=self.recipe.rollout.max_tokens,
             reference_logp=chosen(batch.reference_logprobs),
             kl_coefficient=settings.kl_coefficient,
@@ -359,6 +360,11 @@ class Updater:
             seed=seed,
         )
         return Surrogate(self.method, mini_batch)
+
+    def _kept(self, batch: RolloutBatch, rows: Ids) -> Bools | None:
+        """Which responses count in the loss and its denominator; None: all of them."""
+        dropped = batch.failed | (batch.truncated if self.recipe.update.drop_truncated else False)
+        return ~dropped[rows] if self.recipe.update.drop_truncated or batch.episodes is not None else None
 
     def _own_groups(self, tokens: Ids) -> Ids:
         """Which of the groups, of so many tokens each, this rank computes, ascending."""
@@ -377,6 +383,14 @@ class Updater:
         found = np.zeros(len(sequences.tokens), np.float32)
         found[every] = self.ranks.sum(compact)
         return found
+
+
+def batch_advantages(batch: RolloutBatch, kind: AdvantageKind) -> Doubles:
+    """The advantages of a batch, [R]; an episode that failed is compared with no other and has none."""
+    counted = ~batch.failed
+    advantages: Doubles = np.zeros(len(batch.texts))
+    advantages[counted] = group_advantages(batch.rewards[counted], batch.groups[counted], kind)
+    return advantages
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,142 @@
+"""The user's environments and tools: found in a file, inspected, and called."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from delta_cli.environments.schema import SchemaError, ToolSchema, tool_schema
+from delta_cli.environments.turn import EpisodeFailure, Row, ToolError, Turn, as_turn, finite
+
+RESERVED = ("reset", "get_reward", "step")  # methods of an environment that are no tools
+
+
+class LoadError(Exception):
+    """A file, a class or a function cannot be used; the text says why and how to fix it."""
+
+
+def split_name(name: str) -> tuple[Path, str]:
+    """``my_env.py:Class`` as a path and a name. Raises LoadError."""
+    file, colon, inner = name.rpartition(":")
+    if not colon or not file.endswith(".py") or not inner.isidentifier():
+        raise LoadError(f"{name!r} is not FILE.py:NAME, such as my_env.py:Game")
+    return Path(file).expanduser(), inner
+
+
+def load(name: str) -> Any:
+    """The object ``FILE.py:NAME``. Raises LoadError if the file does not run or has no such name."""
+    path, inner = split_name(name)
+    if not path.is_file():
+        raise LoadError(f"{path} does not exist; give the path of a Python file")
+    unique = f"delta_environment_{path.stem}"
+    module = sys.modules.get(unique)
+    if module is None or getattr(module, "__file__", None) != str(path):
+        found = importlib.util.spec_from_file_location(unique, path)
+        if found is None or found.loader is None:
+            raise LoadError(f"{path} is not a Python file")
+        module = sys.modules[unique] = importlib.util.module_from_spec(found)
+        try:
+            found.loader.exec_module(module)
+        except Exception as error:
+            raise LoadError(f"{path} does not run: {one_line(error)}") from error
+    if not callable(value := getattr(module, inner, None)):
+        raise LoadError(f"{path} has no class or function {inner}")
+    return value
+
+
+class UserEnvironment:
+    """One episode of an environment class, of some functions, or of both."""
+
+    def __init__(self, environment: Callable[[], Any] | None, functions: Sequence[Callable[..., Any]] = ()) -> None:
+        self._object = environment() if environment is not None else None
+        self._tools = {function.__name__: function for function in functions} | methods_of(self._object)
+
+    def reset(self, row: Row) -> str | None:
+        """Call ``reset`` with the columns that it has arguments for."""
+        function = getattr(self._object, "reset", None)
+        if function is None:
+            return None
+        parameters = inspect.signature(function).parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        named = {each.name for each in parameters}
+        begun = run(function, **{name: value for name, value in row.items() if takes_all or name in named})
+        return None if begun is None else as_text(begun)
+
+    def step(self, text: str) -> Turn:
+        """Call ``step``."""
+        assert self._object is not None
+        return as_turn(run(self._object.step, text))
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool. Raises ToolError for a tool that does not exist, or arguments that do not fit."""
+        function = self._tools.get(name)
+        if function is None:
+            raise ToolError(f"there is no tool {name[:60]!r}; there are {', '.join(self._tools)}")
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ToolError(f"{name}: {error}") from None
+        return as_text(run(function, **arguments))
+
+    def reward(self) -> float | None:
+        """Call ``get_reward``, if there is one."""
+        function = getattr(self._object, "get_reward", None)
+        return None if function is None else finite(run(function))
+
+
+def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
+    """The public methods of an environment, which are its tools."""
+    if environment is None:
+        return {}
+    names = [name for name in dir(type(environment)) if not name.startswith("_") and name not in RESERVED]
+    found = {name: getattr(environment, name) for name in names if callable(getattr(type(environment), name))}
+    return {name: method for name, method in found.items() if inspect.ismethod(method) or inspect.isfunction(method)}
+
+
+def schemas(environment: Callable[[], Any] | None, functions: Sequence[Callable[..., Any]]) -> list[ToolSchema]:
+    """The schemas of all tools. Raises LoadError if something cannot be a tool, or two have one name."""
+    try:
+        own = methods_of(environment()) if environment is not None else {}
+    except Exception as error:
+        raise LoadError(f"the environment cannot be created: {one_line(error)}") from error
+    named = [*((each.__name__, each) for each in functions), *own.items()]
+    names = [name for name, _ in named]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise LoadError(f"two tools are called {repeated[0]}; rename one")
+    try:
+        return [tool_schema(function, name) for name, function in named]
+    except SchemaError as error:
+        raise LoadError(str(error)) from error
+
+
+def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The result of a function, which may be a coroutine function."""
+    value = function(*arguments, **named)
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as the model reads it: text as it is, other data as JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an exception and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def failure_of(error: BaseException) -> str:
+    """Why an episode failed."""
+    return str(error) if isinstance(error, EpisodeFailure | LoadError) else one_line(error)
