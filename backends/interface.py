@@ -9,7 +9,7 @@ to end, with ``starts`` (int64 [R+1], first 0, last N) marking where each begins
 types stay inside the backend; only numpy crosses.
 
 In an episode of several turns an environment writes tokens too. The N tokens are those that the model wrote;
-:class:`ResponseRegions` says where the environment's lie between them.
+``backends.regions.ResponseRegions`` says where the environment's lie between them.
 
 A backend never imports ``delta_cli``: it does not know which algorithm runs. The objective reaches it as an
 :class:`Objective`, a numpy function that returns a loss and its derivative with respect to the log-probabilities,
@@ -33,11 +33,9 @@ from backends.arrays import Floats as Floats
 from backends.arrays import Ids as Ids
 from backends.arrays import Summed
 from backends.errors import BackendError as BackendError
-from backends.regions import ResponseRegions as ResponseRegions
-from backends.regions import starts_of as starts_of
-from backends.regions import token_index as token_index
 
 if TYPE_CHECKING:
+    from backends.regions import ResponseRegions
     from backends.watchdog import Watchdog
 
 ProxyKind = Literal["output_row", "hidden_topk", "hidden_exact"]
@@ -150,6 +148,18 @@ class RolloutRequest:
     def global_rows(self) -> Ids:
         """The row of each response in the whole batch [R]."""
         return np.arange(len(self)) if self.rows is None else self.rows
+
+
+def starts_of(lengths: Sequence[int] | Ids) -> Ids:
+    """Where each response begins if they lie end to end, and where the last one ends: int64 [R+1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def token_index(starts: Ids, rows: Ids) -> Ids:
+    """Flat positions of the tokens of the responses at ``rows``, in that order."""
+    lengths = starts[rows + 1] - starts[rows]
+    offsets = np.repeat(starts[rows] - starts_of(lengths)[:-1], lengths)
+    return np.arange(lengths.sum(), dtype=np.int64) + offsets
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.arrays import Bools, Ids
-
-
-def starts_of(lengths: Sequence[int] | Ids) -> Ids:
-    """Where each response begins if they lie end to end, and where the last one ends: int64 [R+1]."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def token_index(starts: Ids, rows: Ids) -> Ids:
-    """Flat positions of the tokens of the responses at ``rows``, in that order."""
-    lengths = starts[rows + 1] - starts[rows]
-    offsets = np.repeat(starts[rows] - starts_of(lengths)[:-1], lengths)
-    return np.arange(lengths.sum(), dtype=np.int64) + offsets
+from backends.interface import starts_of, token_index
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,15 @@ from backends.interface import (
     Objective,
     OnFinished,
     Proxy,
-    ResponseRegions,
     RolloutRequest,
     Scores,
     Sequences,
+    starts_of,
     token_index,
 )
 from backends.local_engine import LocalEngine
 from backends.process import peak_resident
+from backends.regions import ResponseRegions
 from backends.settings import BackendSettings, Optimizer
 from backends.weights import refuse_nonfinite
 
@@ -96,20 +97,24 @@ class FakeEngine(LocalEngine):
             places = np.arange(first, min(first + self.settings.rollout_batch, count))
             finished |= FakeRollout(self.model, request, places, on_finished, self._vectors).run()
         responses = [finished[place] for place in range(count)]
-        regions = ResponseRegions.of([each.tokens for each in responses], [each.own for each in responses])
+        tokens, own = [each.tokens for each in responses], [each.own for each in responses]
+        pairs = list(zip(tokens, own, strict=True))
+        regions = ResponseRegions.of(tokens, own) if request.turns is not None else None
         features = None
         if request.proxy:
             nothing = np.zeros((0, self.model.config.hidden))
             features = FakeFeatures(np.concatenate([nothing, *(response.vectors for response in responses)]))
         return Completions(
-            tokens=regions.own_tokens,
-            starts=regions.own_starts,
+            tokens=np.concatenate(
+                [np.zeros(0, np.int64), *(ids[marks] for ids, marks in zip(tokens, own, strict=True))]
+            ),
+            starts=starts_of([int(marks.sum()) for marks in own]),
             logprobs=_float32([response.logprobs for response in responses]),
             truncated=np.array([response.truncated for response in responses], dtype=bool),
             version=self.version,
             entropies=_float32([response.entropies for response in responses]) if request.entropies else None,
             features=features,
-            regions=regions if request.turns is not None else None,
+            regions=regions,
         )
 
     # --------------------------------------------------------------------------------- score

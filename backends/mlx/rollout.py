@@ -13,10 +13,11 @@ from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from backends.batching import uniforms
-from backends.interface import Completions, Floats, OnFinished, ResponseRegions, RolloutRequest, Sampling, starts_of
+from backends.interface import Completions, Floats, OnFinished, RolloutRequest, Sampling, starts_of
 from backends.mlx.features import MlxFeatureCollector
 from backends.mlx.head import entropy, pick, proxies
 from backends.mlx.model import MlxPolicy
+from backends.regions import ResponseRegions
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
 CANDIDATES, BLOCK = 128, 64  # likeliest tokens that top-p is looked for in first, and neighbours they are found by

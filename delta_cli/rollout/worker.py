@@ -15,7 +15,6 @@ from backends.interface import (
     Collective,
     Completions,
     Proxy,
-    ResponseRegions,
     RolloutRequest,
     Sampler,
     Sampling,
@@ -23,7 +22,7 @@ from backends.interface import (
     starts_of,
     token_index,
 )
-from backends.regions import joined
+from backends.regions import ResponseRegions, joined
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, FIELD, encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer

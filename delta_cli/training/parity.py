@@ -17,7 +17,8 @@ from safetensors import safe_open
 
 from backends import registry
 from backends.arrays import Doubles
-from backends.interface import Learner, ResponseRegions, Sequences, starts_of
+from backends.interface import Learner, Sequences, starts_of
+from backends.regions import ResponseRegions
 from backends.settings import Optimizer
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError

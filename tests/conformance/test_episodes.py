@@ -16,11 +16,11 @@ from backends.interface import (
     Floats,
     Ids,
     Proxy,
-    ResponseRegions,
     RolloutRequest,
     Sampling,
     Sequences,
 )
+from backends.regions import ResponseRegions
 from delta_cli.credit import PRESETS, MiniBatch, Surrogate, method, token_coefficients
 from tests.credit import oracle as method_oracle
 
