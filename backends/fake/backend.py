@@ -105,9 +105,7 @@ class FakeEngine(LocalEngine):
             nothing = np.zeros((0, self.model.config.hidden))
             features = FakeFeatures(np.concatenate([nothing, *(response.vectors for response in responses)]))
         return Completions(
-            tokens=np.concatenate(
-                [np.zeros(0, np.int64), *(ids[marks] for ids, marks in zip(tokens, own, strict=True))]
-            ),
+            tokens=np.concatenate([np.zeros(0, np.int64), *(ids[marks] for ids, marks in pairs)]),
             starts=starts_of([int(marks.sum()) for marks in own]),
             logprobs=_float32([response.logprobs for response in responses]),
             truncated=np.array([response.truncated for response in responses], dtype=bool),
