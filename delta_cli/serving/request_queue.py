@@ -1,7 +1,7 @@
 """Prompts that wait for the engine. Those with equal sampling settings are drawn as one batch.
 
-The noise of a response depends on its request's seed only, so its tokens do not depend on what else is being served,
-beyond rounding.
+The noise of a response depends on its prompt and its request's seed, so its tokens do not depend on what else is being
+served, beyond rounding.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from backends.interface import RolloutRequest, Sampler, Sampling
 from delta_cli.seeds import derive
 
 GATHER_SECONDS = 0.005  # after a request arrives at an idle engine, for others that were sent at the same time
+IDLE_SECONDS = 0.5  # between two checks whether the queue's user wants to stop
 ENGINE_SEED = 0  # of every batch: the seeds of requests are in the rows
 
 
@@ -67,8 +69,12 @@ class QueuedPrompt:
 
     @property
     def rows(self) -> list[int]:
-        """The rows that determine the noise of its responses: a function of its seed."""
-        return [derive(self.seed % 2**64, sample, "serve") for sample in range(self.sampling.samples)]
+        """The rows that determine the noise of its responses: a function of its seed and its ids.
+
+        The turns of an episode may share a seed. Their prompts differ, and so does their noise.
+        """
+        seed = derive(self.seed % 2**64, zlib.crc32(self.prompt.tobytes()), "prompt")
+        return [derive(seed, sample, "serve") for sample in range(self.sampling.samples)]
 
 
 class RequestQueue:
@@ -107,53 +113,81 @@ class RequestQueue:
         self._closed = True
         self._arrived.put(None)
 
-    def run(self, sampler: Sampler, on_error: Callable[[Exception], None] = lambda error: None) -> None:
-        """Draw responses until ``close`` is called. ``on_error`` gets what the engine raises; so do the prompts."""
+    def wake(self) -> None:
+        """Let ``run`` look at once whether it is done."""
+        self._arrived.put(None)
+
+    def run(
+        self,
+        sampler: Sampler,
+        done: Callable[[], bool] = lambda: False,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Draw responses until ``done()``, or until ``close`` is called, which answers all that still wait.
+
+        What the engine raises is the answer of the prompts it was raised for. ``interrupt`` is called every few tokens
+        and twice a second while nothing waits; an exception that it raises ends the call.
+        """
         waiting: list[QueuedPrompt] = []
-        while not self._closed:
+        while not self._closed and not done():
+            interrupt()
             waiting += self._gather(block=not waiting)
             waiting = [prompt for prompt in waiting if not prompt.responses.done()]
             batches: dict[object, list[QueuedPrompt]] = {}  # in order of arrival
             for prompt in waiting:
                 batches.setdefault(prompt.batch_key, []).append(prompt)
             if batches and not self._closed:
-                self._draw(sampler, next(iter(batches.values())), on_error)
+                self._draw(sampler, next(iter(batches.values())), interrupt)
+        if not self._closed:
+            return
         with self._lock:
             waiting += self._gather(block=False)
         for prompt in waiting:
             _fail(prompt, QueueClosedError())
 
     def _gather(self, block: bool) -> list[QueuedPrompt]:
-        """What has arrived. With ``block``, waits for the first prompt and a moment for others."""
+        """What has arrived. With ``block``, waits a while for the first prompt, then a moment for others."""
         found = []
         if block:
-            found.append(self._arrived.get())
+            try:
+                found.append(self._arrived.get(timeout=IDLE_SECONDS))
+            except queue.Empty:
+                return []
             time.sleep(GATHER_SECONDS)
         while not self._arrived.empty():
             found.append(self._arrived.get())
         return [prompt for prompt in found if prompt is not None]
 
-    def _draw(self, sampler: Sampler, batch: list[QueuedPrompt], on_error: Callable[[Exception], None]) -> None:
+    def _draw(self, sampler: Sampler, prompts: list[QueuedPrompt], interrupt: Callable[[], None]) -> None:
         """Answer a batch. If it fails, each prompt is tried alone, so that one does not fail with another."""
+        batch = _Batch(sampler, prompts, lambda: self._closed, interrupt)
         try:
-            _Batch(sampler, batch, lambda: self._closed).draw()
+            batch.draw()
         except _BatchAbandoned:
             return
         except Exception as error:  # whatever the engine raises is the answer, and the server goes on
-            if len(batch) == 1:
-                on_error(error)
-                _fail(batch[0], error)
+            if error is batch.interruption:
+                raise
+            if len(prompts) == 1:
+                _fail(prompts[0], error)
                 return
-            for prompt in batch:
+            for prompt in prompts:
                 if not prompt.responses.done() and not self._closed:
-                    self._draw(sampler, [prompt], on_error)
+                    self._draw(sampler, [prompt], interrupt)
 
 
 class _Batch:
     """One rollout. A prompt whose log-probabilities are not requested is answered as soon as its responses end."""
 
-    def __init__(self, sampler: Sampler, prompts: list[QueuedPrompt], closed: Callable[[], bool]) -> None:
-        self._sampler, self._prompts, self._closed = sampler, prompts, closed
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts: list[QueuedPrompt],
+        closed: Callable[[], bool],
+        interrupt: Callable[[], None],
+    ) -> None:
+        self._sampler, self._prompts, self._closed, self._stop = sampler, prompts, closed, interrupt
+        self.interruption: BaseException | None = None  # that ended the batch from outside
         self._sampling = prompts[0].sampling
         self._finished: dict[int, FinishedResponse] = {}  # by its place in the batch
 
@@ -177,6 +211,11 @@ class _Batch:
             self._answer(index)
 
     def _interrupt(self) -> None:
+        try:
+            self._stop()
+        except BaseException as error:
+            self.interruption = error
+            raise
         if self._closed() or all(prompt.responses.done() for prompt in self._prompts):
             raise _BatchAbandoned
 
