@@ -178,6 +178,7 @@ class BackendSettings:
     rollout_batch: int = ROLLOUT_BATCH
     seed: int = 0  # for what is initialised at random (adapters)
     threads: int | None = None  # of the processor; None: the backend's choice
+    deterministic: bool = False  # on CUDA: only kernels that give the same bits every time
     keep_reference: bool = False  # hold what Learner.reference() needs
     frozen: bool = False  # draw and score only: quantised weights then need no adapters
 

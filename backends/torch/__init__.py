@@ -6,6 +6,10 @@ import os
 # it waits for: see benchmarks/results/busy.json. OpenMP reads the variable once, when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Micro-batches differ in size, and blocks of fixed segments would leave gaps that no later one fits.
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
 from backends.torch.backend import create, join
 
 __all__ = ["create", "join"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,8 @@ class TorchEngine(LocalEngine):
                 "model.load_in_4bit: this backend trains adapters on a 4-bit base in one process only; set "
                 "parallel.processes = 1, or model.load_in_4bit = false"
             )
+        if settings.deterministic:  # cuBLAS reads it when it is first used
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self.threads = settings.threads or default_threads()
         torch.set_num_threads(self.threads)
         self._device = torch.device(name)
@@ -267,11 +271,12 @@ class TorchEngine(LocalEngine):
 
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         loss = 0.0
-        for batch in self._rounds(sequences):
-            if batch is None:
-                self._backward_nothing()
-            else:
-                loss += self._backward(batch, sequences.temperature, objective)
+        with repeatable(self.settings.deterministic):
+            for batch in self._rounds(sequences):
+                if batch is None:
+                    self._backward_nothing()
+                else:
+                    loss += self._backward(batch, sequences.temperature, objective)
         return loss
 
     def _backward(self, batch: PackedBatch, temperature: float, objective: Objective) -> float:
@@ -412,6 +417,20 @@ class TorchEngine(LocalEngine):
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """If ``wanted``, use only kernels that give the same bits every time; an operation that has none raises.
+
+    It matters to backward passes, whose fast kernels add in the order in which threads finish.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:

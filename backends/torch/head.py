@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -198,6 +199,8 @@ class TorchHead:
         """Add slopeᵀ·hidden to ``gradient`` [V, H] float32, for slope [c, V] and hidden [c, H]."""
         if self.weight.dtype == torch.float32:
             gradient.addmm_(slope.T, hidden)
+        elif adds_in_place(self.weight.device):
+            _add_product(gradient, slope.to(self.weight.dtype).T, hidden)
         else:
             gradient.add_(_product(slope.to(self.weight.dtype).T, hidden))
 
@@ -238,6 +241,27 @@ class TorchHead:
         """Memory for the logits of one chunk, allocated once: allocating it per chunk cost a tenth of the time."""
         rows = min(self.chunk, count)
         return [self.weight.new_empty(rows, len(self.weight), dtype=torch.float32) for _ in range(number)]
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a @ b to ``total`` float32 in one kernel, for bfloat16 a and b."""
+    torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+
+
+@cache
+def adds_in_place(device: torch.device) -> bool:
+    """Whether the device adds a bfloat16 product to a float32 matrix in one kernel, and does so correctly.
+
+    Otherwise the product of each chunk, as large as the head's weight, is written and read once more.
+    """
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*shape, generator=generator).to(device, torch.bfloat16) for shape in ((64, 128), (128, 64)))
+    total = torch.ones(64, 64, device=device)
+    try:
+        _add_product(total, a, b)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return bool((total - 1 - a.float() @ b.float()).abs().max() < 1e-3)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

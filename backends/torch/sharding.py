@@ -7,6 +7,7 @@ for nothing.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -46,6 +47,32 @@ def _split_modules(policy: TorchPolicy) -> list[Any]:
     return [module for module in policy.causal.modules() if isinstance(module, FSDPModule)]
 
 
+def _trunk(causal: Any) -> Any:
+    """A method of the model that calls its base model."""
+    return MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
+
+
+@contextmanager
+def _without_hooks(modules: list[Any]) -> Iterator[None]:
+    """Forward passes of gathered modules run as if FSDP had not wrapped them.
+
+    FSDP's hooks make its own streams wait for the present one, which a CUDA graph cannot record.
+    """
+    before = [(module, module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    wrapped = [(module, module.trunk) for module in modules if hasattr(module, "trunk")]
+    for module in modules:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    for module, _ in wrapped:
+        module.trunk = _trunk(module)
+    try:
+        yield
+    finally:
+        for module, pre, post in before:
+            module._forward_pre_hooks, module._forward_hooks = pre, post
+        for module, trunk in wrapped:
+            module.trunk = trunk
+
+
 class DataParallel:
     """How the ranks that train one policy share its weights, gradients and micro-batches.
 
@@ -77,7 +104,7 @@ class DataParallel:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
             module.set_reshard_after_backward(self._reshard, recurse=False)
         # The base model is called directly, which would skip the hooks that gather the weights of the model itself.
-        causal.trunk = MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
+        causal.trunk = _trunk(causal)
         register_fsdp_forward_method(causal, "trunk")
 
     def _reshards(self, module: nn.Module, policy: TorchPolicy) -> bool:
@@ -87,13 +114,15 @@ class DataParallel:
     @contextmanager
     def gathered(self, policy: TorchPolicy) -> Iterator[None]:
         """Keep all weights of a policy whole on every rank, so that ranks may run different numbers of forwards."""
-        for module in _split_modules(policy):
+        modules = _split_modules(policy)
+        for module in modules:
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
         try:
-            yield
+            with _without_hooks(modules):
+                yield
         finally:
-            for module in _split_modules(policy):
+            for module in modules:
                 module.set_reshard_after_forward(self._reshards(module, policy), recurse=False)
             self.scatter(policy)
 

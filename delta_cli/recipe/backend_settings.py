@@ -15,5 +15,6 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         rollout_batch=recipe.rollout.batch,
         seed=recipe.run.seed,
         threads=recipe.run.threads,
+        deterministic=recipe.run.deterministic,
         keep_reference=recipe.update.kl_coefficient > 0,
     )

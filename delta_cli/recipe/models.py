@@ -39,6 +39,9 @@ class RunSection(Section):
     threads: int | None = key(
         None, "processor threads of each process; absent: OMP_NUM_THREADS, or the cores it may use", ge=1, le=1024
     )
+    deterministic: bool = key(
+        False, "PyTorch on CUDA: kernels that repeat a run bit for bit; slower; a processor always repeats it"
+    )
 
 
 class RolloutSection(Section):

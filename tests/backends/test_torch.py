@@ -333,3 +333,22 @@ def test_nothing_to_do(make: Callable[..., TorchEngine]) -> None:
     assert backend.accumulate(empty, Weighted(empty)) == 0
     backend.close()
     backend.close()
+
+
+def test_only_repeatable_kernels_compute_a_gradient_if_asked(
+    make: Callable[..., TorchEngine], sequences: Sequences
+) -> None:
+    """While it is computed, and not afterwards; the gradient is the same."""
+    seen, norms = list[bool](), list[float]()
+    for wanted in (False, True):
+        engine = make(deterministic=wanted)
+
+        def objective(logp: np.ndarray, _: np.ndarray) -> tuple[float, np.ndarray]:
+            seen.append(torch.are_deterministic_algorithms_enabled())
+            return float(logp.sum()), np.ones_like(logp)
+
+        engine.accumulate(sequences, objective)
+        assert not torch.are_deterministic_algorithms_enabled()
+        norms.append(engine.step(0.0))
+    assert seen == len(seen) // 2 * [False] + len(seen) // 2 * [True]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)

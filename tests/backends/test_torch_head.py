@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from backends.interface import Proxy, Sampling
+from backends.torch import head as head_module
 from backends.torch.head import TorchHead
 from backends.torch.sampling import choose, truncate
 from tests.backends.largest import Largest
@@ -101,6 +102,27 @@ def test_logits_never_exist_whole(case: dict[str, torch.Tensor]) -> None:
         head.statistics(hidden, targets, 0.9, entropies=True, proxy=Proxy("hidden_topk", 5))
         head.add_weight_gradient(gradient, hidden, targets, found.logsumexp, coefficients, 0.9)
     assert VOCAB * 7 <= largest.numel <= max(VOCAB * 7, VOCAB * SIZE, hidden.numel())
+
+
+def test_a_product_is_added_in_place_only_where_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor has no such kernel; one that forgets what is there, or rounds its result, is not used."""
+    device = torch.device("cpu")
+    assert not head_module.adds_in_place(device)
+
+    def exact(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        total.addmm_(a.float(), b.float())
+
+    def forgets(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        total.copy_(a.float() @ b.float())
+
+    def rounds(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        total.add_((a.float() @ b.float()).bfloat16())
+
+    for kernel, right in ((exact, True), (forgets, False), (rounds, False)):
+        monkeypatch.setattr(head_module, "_add_product", kernel)
+        head_module.adds_in_place.cache_clear()
+        assert head_module.adds_in_place(device) is right
+    head_module.adds_in_place.cache_clear()
 
 
 def test_inverse_of_the_cumulative_distribution() -> None:

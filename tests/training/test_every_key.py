@@ -50,6 +50,7 @@ TOGETHER: dict[str, Any] = {
     "run.steps": 4,
     "run.seed": 17,
     "run.threads": 58,
+    "run.deterministic": True,
     "model.path": "set by the fixture",
     "model.dtype": "bfloat16",
     "model.gradient_checkpointing": True,
@@ -264,6 +265,7 @@ def keys_of(section: str, *others: str) -> list[str]:
 ARRIVES: dict[str, Found] = {
     "run.steps": lambda seen: len(seen.records),
     "run.threads": of(BackendSettings, "threads"),
+    "run.deterministic": of(BackendSettings, "deterministic"),
     "data.template": of(EvaluationSettings, "template"),
     "data.limit": lambda seen: one([each.report.read for each in seen.made[LoadedData]]),
     "data.held_out": lambda seen: round(one([len(each.held_out) for each in seen.made[LoadedData]]) / 47, 2),
