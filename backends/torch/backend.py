@@ -14,7 +14,6 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, packed_batches, response_chunks
 from backends.collective import SOLO
-from backends.errors import no_turns
 from backends.interface import (
     BackendError,
     Collective,
@@ -111,8 +110,6 @@ class TorchEngine(LocalEngine):
     # ------------------------------------------------------------------------------- generating
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
-        if request.turns is not None:
-            raise no_turns(f"the {self.name} backend", "choose --backend mlx or fake")
         with self._parallel.gathered(self._policy):
             return self._draw(request, on_finished)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from backends.batching import uniforms
 from backends.interface import Bools, Completions, Floats, Ids, OnFinished, RolloutRequest, starts_of
+from backends.regions import ResponseRegions
 from backends.torch.cache import KeyValueCache, Prefix
 from backends.torch.cache_size import CacheBudget, new_cache
 from backends.torch.cuda_graphs import GraphRunner
@@ -35,6 +36,10 @@ class TorchRollout:
     Where the cache has no room for the next tokens, the response with the fewest tokens leaves it. It keeps its tokens
     and waits; when it enters again, their keys and values are computed anew. Its noise depends on nothing else, so it
     goes on as it would have.
+
+    In an episode, a response whose turn has ended is parked: it stays in its row of the cache until its environment
+    answers, and only the answer is computed then. What is drawn for its row meanwhile is dropped, and its keys and
+    values are overwritten.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class TorchRollout:
         self._prompts = request.prompts
         self._sampling = sampling = request.sampling
         self._seeds = request.global_rows  # [R] rows in the whole batch; they determine the noise
-        self._interrupt = request.interrupt
+        self._interrupt, self._turns = request.interrupt, request.turns
         self._version = version
         self._proxy, self._collector = request.proxy, collector
         self._on_finished = on_finished
@@ -74,14 +79,18 @@ class TorchRollout:
         # The system commits memory only as far as responses reach.
         self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
         self._numbers = np.zeros((1 + request.entropies, count, sampling.max_tokens), dtype=np.float32)
-        self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response so far
+        self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response region so far
+        self._own = np.ones((count, sampling.max_tokens), dtype=bool)  # which of them the model wrote
+        self._written = np.zeros(count, dtype=np.int64)  # how many of them
+        self._turn = np.zeros(count, dtype=np.int64)  # where the present turn begins
+        self._parked = np.zeros(count, dtype=bool)  # whose environment is at work
         self._truncated = np.zeros(count, dtype=bool)
         self._finished: list[int] = []  # finished responses that have not been reported
         self._vacate()
 
     def _vacate(self) -> None:
         """Put every active response back in the queue and make an empty cache."""
-        self._waiting = sorted([*self._row.tolist(), *self._waiting])
+        self._waiting = sorted([*self._row[~self._parked[self._row]].tolist(), *self._waiting])
         self._prefixes: dict[int, Prefix] = {}  # of prompts with waiting responses
         self.graphs.forget()
         self.__dict__.pop("_cache", None)  # its memory is counted as free for the next one
@@ -99,15 +108,18 @@ class TorchRollout:
     def run(self) -> Completions:
         """Generate every response. If memory runs out, those under way leave, and half as many enter again."""
         with self._policy.compute():
-            while self._waiting or len(self._row):
+            while self._waiting or len(self._row) or self._parked.any():
                 self._interrupt()
                 self._advance_within_memory()
                 finished, self._finished = self._finished, []
                 if self._on_finished:
                     for row in finished:
                         self._on_finished(row, self._tokens[row, : self._drawn[row]].copy())
-        kept = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
-        starts = starts_of(self._drawn)
+        whole = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
+        kept, starts = whole & self._own, starts_of(self._written)
+        regions = (
+            ResponseRegions(self._tokens[whole], self._own[whole], starts_of(self._drawn)) if self._turns else None
+        )
         logprobs, *entropies = (numbers[kept] for numbers in self._numbers)
         return Completions(
             self._tokens[kept],
@@ -117,6 +129,7 @@ class TorchRollout:
             self._version,
             entropies[0] if entropies else None,
             self._features(starts, logprobs),
+            regions,
         )
 
     def _features(self, starts: Ids, logprobs: Floats) -> DrawnFeatures | None:
@@ -136,20 +149,68 @@ class TorchRollout:
                 raise
         # Not inside the handler: the exception would keep the failed attempt's tensors alive.
         if self._collector is not None:
-            self._collector.discard(self._row, self._drawn[self._row])
+            self._collector.discard(self._row, self._written[self._row])
         self.preemptions += len(self._row)
         self._vacate()
 
     def _advance(self) -> None:
         """Admit waiting responses and draw a few tokens for each active one."""
+        self._resume(wait=False)
         if len(self._row):
             self._forward(self._last)
         self._admit()
+        if self._parked[self._row].all():  # also if there are none
+            self._settle()
+            self._resume(wait=True)
+            return
         self._make_room()
         ids, numbers, rows = self._draw_block()
         finished = self._harvest(ids.cpu().numpy(), numbers.cpu().numpy(), rows)
         self._finished += self._row[finished].tolist()
         self._last = self._release(finished, ids[-1])
+        self._settle()
+
+    # ------------------------------------------------------------------------------ episodes
+
+    def _settle(self) -> None:
+        """Forget what was computed for parked responses: the cache holds all their tokens but the last."""
+        rows = self._row
+        self._length = np.where(self._parked[rows], self._prompt_and_drawn(rows) - 1, self._length)
+
+    def _resume(self, wait: bool) -> None:
+        """Append the answers that have arrived; responses that are over leave the cache.
+
+        Called where the cache holds all tokens of each response but the last.
+        """
+        if self._turns is None or not self._parked.any():
+            return
+        answers = dict(self._turns.answers(wait))
+        over = [row for row, ids in answers.items() if ids is None]
+        more = {row: ids for row, ids in answers.items() if ids is not None}
+        self._parked[[*answers]] = False
+        self._finished += over
+        for row, ids in more.items():
+            first, last = int(self._drawn[row]), int(self._drawn[row]) + len(ids)
+            self._tokens[row, first:last], self._own[row, first:last] = ids, False
+            self._drawn[row] = self._turn[row] = last
+        there = np.isin(self._row, list(more))
+        grown = self._length + self._every + np.where(there, self._prompt_and_drawn(self._row) - self._length, 0)
+        leaving = np.isin(self._row, over) | (there & (not self._cache.fits(grown)))
+        self._waiting = sorted([*self._waiting, *(row for row in more if row not in self._row[~leaving])])
+        if len(self._row):
+            self._last = self._release(leaving, self._last)
+        slots = np.flatnonzero(np.isin(self._row, list(more)))
+        if len(slots):
+            rows = self._row[slots]
+            chunks = [self._tokens[row, self._turn[row] - len(more[row]) - 1 : self._turn[row] - 1] for row in rows]
+            self._append(slots, chunks)
+            self._cache.grow(self._length + 1)  # for the last token of the answer, which the next forward appends
+            newest = self._tokens[rows, self._drawn[rows] - 1]
+            self._last[on_device(slots, self._last.device)] = on_device(newest, self._last.device)
+
+    def _prompt_and_drawn(self, rows: Ids) -> Ids:
+        """Tokens of the responses ``rows`` and their prompts."""
+        return np.asarray(self._prompt_sizes[rows // self._sampling.samples] + self._drawn[rows])
 
     # ------------------------------------------------------------------------------ decoding
 
@@ -184,25 +245,32 @@ class TorchRollout:
         """
         finished = np.zeros(len(self._row), dtype=bool)
         for step in range(len(ids)):
-            going = ~finished
+            going = ~(finished | self._parked[self._row])
             rows = self._row[going]
             at = self._drawn[rows]
             self._tokens[rows, at] = ids[step, going]
             self._numbers[:, rows, at] = numbers[step][:, going]
             if self._collector is not None:
                 kept = features[step] if going.all() else features[step][torch.from_numpy(going)]
-                self._collector.put(rows, at, kept)
+                self._collector.put(rows, self._written[rows], kept)
             self._drawn[rows] = at + 1
+            self._written[rows] += 1
             full, ended = at + 1 == self._sampling.max_tokens, self._ended(rows, ids[step, going])
             self._truncated[rows] = full & ~ended
-            finished[going] = full | ended
+            if self._turns is None:
+                finished[going] = full | ended
+            else:
+                finished[going] = full & ~ended
+                self._parked[rows[ended]] = True
+                for row in rows[ended].tolist():
+                    self._turns.turn_ended(row, self._tokens[row, : self._drawn[row]].copy())
         return finished
 
     def _ended(self, rows: Ids, last: Ids) -> Bools:
         """Which responses end with their ``last`` token."""
         ended: Bools = np.isin(last, self._sampling.stop_ids)
         if (stop := self._sampling.stop) is not None:
-            texts = [stop.completed_by(self._tokens[row, : self._drawn[row]]) for row in rows]
+            texts = [stop.completed_by(self._tokens[row, self._turn[row] : self._drawn[row]]) for row in rows]
             ended |= np.array(texts, dtype=bool)  # an empty list would become floats
         return ended
 
@@ -237,7 +305,7 @@ class TorchRollout:
             leaving = np.zeros(len(self._row), dtype=bool)
             leaving[self._drawn[self._row].argmin()] = True
             order = self._without(leaving)
-            self._waiting = sorted([int(self._row[leaving][0]), *self._waiting])
+            self._waiting = sorted([*self._row[leaving & ~self._parked[self._row]].tolist(), *self._waiting])
             hidden = self._hidden[on_device(order, self._hidden.device)]
             self._arrange(order)
             self._hidden = hidden
@@ -277,7 +345,7 @@ class TorchRollout:
         0 if few of those that wait could enter, unless there are no active ones: a prefill for each would cost more.
         """
         rows = np.concatenate([self._row, self._waiting[:most]]).astype(np.int64)
-        held = self._prompt_sizes[rows // self._sampling.samples] + self._drawn[rows]
+        held = self._prompt_and_drawn(rows)
         ahead = np.minimum(GROWTH, self._sampling.max_tokens - self._drawn[rows]) + self._every
         count, active = most, len(self._row)
         while count and not self._cache.fits((held + ahead)[: active + count]):

@@ -30,7 +30,6 @@ from .oracle import Oracle
 from .tiny_model import EOS, VOCAB, make_sequences
 
 LEARNING_RATE = 0.002
-SINGLE_TURNS = ("cpu", "cuda")  # engines that refuse to draw episodes
 
 
 def make_episodes(seed: int = 0, temperature: float = 0.7) -> Sequences:
@@ -212,13 +211,6 @@ def as_sequences(found: Completions, sampling: Sampling = SAMPLING) -> Sequences
     return Sequences(prompts, found.tokens, found.starts, sampling.temperature, found.regions)
 
 
-@pytest.fixture
-def drawing(installed: str) -> None:
-    if installed in SINGLE_TURNS:
-        pytest.skip(f"{installed} does not draw over turns")
-
-
-@pytest.mark.usefixtures("drawing")
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
 def test_drawn_numbers_equal_scored_ones(backend: Engine, temperature: float, tolerance: Tolerance) -> None:
     """Across turns: log-probabilities, entropies and features are those of one forward over the whole episode."""
@@ -238,7 +230,6 @@ def test_drawn_numbers_equal_scored_ones(backend: Engine, temperature: float, to
     assert np.abs(one - other).max() < 5 * tolerance.feature * np.abs(other).max()
 
 
-@pytest.mark.usefixtures("drawing")
 def test_regions_hold_what_was_written_in_order(backend: Engine) -> None:
     script = Script()
     found = drawn(backend, script)
@@ -256,7 +247,6 @@ def test_regions_hold_what_was_written_in_order(backend: Engine) -> None:
         assert truncated == (len(ids) == SAMPLING.max_tokens and not (own[-1] and ids[-1] in SAMPLING.stop_ids))
 
 
-@pytest.mark.usefixtures("drawing")
 @pytest.mark.parametrize("batch", [9, 2])
 def test_tokens_do_not_depend_on_when_environments_answer(make: Make, batch: int) -> None:
     """Nor on how many responses are drawn at a time; and each is reported once, with its whole region."""
@@ -275,7 +265,6 @@ def test_tokens_do_not_depend_on_when_environments_answer(make: Make, batch: int
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.usefixtures("drawing")
 def test_an_environment_that_never_answers_anything_changes_no_bit(backend: Engine) -> None:
     """Episodes of one turn are the responses of a rollout without turns."""
     plain = backend.rollout(RolloutRequest(PROMPTS, SAMPLING, entropies=True))
