@@ -174,7 +174,7 @@ def metrics() -> str:
             HEAD,
             "# Every metric\n",
             "Each line of a run's `metrics.jsonl` is one step. A number that could not be computed is `null`.\n"
-            "The same names go to TensorBoard, Weights & Biases and trackio.\n",
+            "The same names go to TensorBoard, Weights & Biases, trackio, MLflow and SwanLab.\n",
             _table(("name", "unit", "meaning", "healthy"), numbers),
             "## Warnings\n",
             "After each step these conditions are looked at. What fires is printed and written to `notices.jsonl`,\n"

@@ -179,10 +179,10 @@ class CheckpointSection(Section):
 class TrackingSection(Section):
     """Where metrics go besides metrics.jsonl."""
 
-    kind: Literal["none", "tensorboard", "wandb", "trackio"] = key(
+    kind: Literal["none", "tensorboard", "wandb", "trackio", "mlflow", "swanlab"] = key(
         "none", "experiment tracker; each needs the pip extra of its name"
     )
-    project: str = key("delta", "wandb and trackio: the project that the run appears in", min_length=1)
+    project: str = key("delta", "project that the run appears in; for MLflow the experiment", min_length=1)
 
 
 class Recipe(Section):

@@ -1,4 +1,4 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and trackio.
+"""Experiment trackers: TensorBoard, Weights & Biases, trackio, MLflow and SwanLab.
 
 Each is an observer that logs every number of a step under its name in metrics.jsonl. ``tracking.kind`` in the
 recipe chooses one. The packages are optional and imported only if chosen.
@@ -11,7 +11,7 @@ import math
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,14 @@ from delta_cli.recipe import Recipe
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Observer, ObserverGroup
 
-PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+PACKAGES = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "mlflow": "mlflow",
+    "swanlab": "swanlab",
+}
+LONGEST = 250  # characters of a parameter or a message
 
 
 def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
@@ -39,7 +46,13 @@ def with_tracking(observer: Observer, recipe: Recipe, folder: Path) -> Observer:
             f"tracking.kind: {kind} needs the package {PACKAGES[kind]}; run: pip install 'delta-rlvr[{kind}]'"
         ) from error
     made: dict[str, Callable[[Any, Recipe, Path], Observer]]
-    made = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}
+    made = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+        "trackio": Trackio,
+        "mlflow": MLflow,
+        "swanlab": SwanLab,
+    }
     return ObserverGroup((observer, made[kind](package, recipe, folder)))
 
 
@@ -107,6 +120,13 @@ class RunTracker(Tracker, ABC):
                 **options,
             )
 
+    def kept_id(self, file: str, first: int) -> str:
+        """The id of this run in the tracker, from a file in the run folder; a new one unless training is resumed."""
+        known = self.folder / file
+        if not (first and known.exists()):
+            known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        return known.read_text(encoding="utf-8")
+
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log all values in one call."""
         self._run.log(dict(values), step=step)
@@ -124,12 +144,9 @@ class WeightsAndBiases(RunTracker):
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start the run or resume it; raises UserError if Weights & Biases refuses."""
-        known = self.folder / "wandb-id"
-        if not (first and known.exists()):
-            known.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
         settings = self.package.Settings(console="off", silent=True)  # the display uses the terminal
         try:
-            self.start(dir=str(self.folder), id=known.read_text(encoding="utf-8"), resume="allow", settings=settings)
+            self.start(dir=str(self.folder), id=self.kept_id("wandb-id", first), resume="allow", settings=settings)
         except self.package.Error as error:
             raise UserError(
                 f"tracking.kind: wandb did not start ({error}); run: wandb login, or set WANDB_MODE=offline"
@@ -142,6 +159,63 @@ class Trackio(RunTracker):
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """Start the run or resume it."""
         self.start(resume="allow" if first else "never", embed=False)
+
+
+class SwanLab(RunTracker):
+    """An experiment in a project of SwanLab; its id is kept in the run folder."""
+
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
+        """Start the experiment or resume it; raises UserError if SwanLab refuses."""
+        try:
+            self.start(log_dir=str(self.folder / "swanlab"), id=self.kept_id("swanlab-id", first), resume="allow")
+        except (RuntimeError, OSError) as error:
+            raise UserError(
+                f"tracking.kind: swanlab did not start ({error}); run: swanlab login, or set SWANLAB_MODE=offline"
+            ) from error
+
+
+class MLflow(Tracker):
+    """A run in an experiment of MLflow, at the server or the file that MLFLOW_TRACKING_URI names."""
+
+    _begun = False
+
+    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
+        """Start the run or resume it, with the recipe's keys as parameters; raises UserError if MLflow refuses."""
+        known = self.folder / "mlflow-id"
+        try:
+            self.package.set_experiment(self.recipe.tracking.project)
+            if first and known.exists():
+                self.package.start_run(run_id=known.read_text(encoding="utf-8"))
+            else:
+                run = self.package.start_run(run_name=self.folder.resolve().name)
+                known.write_text(run.info.run_id, encoding="utf-8")
+                self.package.log_params(dict(_flat(self.recipe.model_dump(mode="json"))))
+        except self.package.exceptions.MlflowException as error:
+            reason = str(error).partition("\n")[0][:LONGEST]
+            raise UserError(
+                f"tracking.kind: mlflow did not start ({reason}); set MLFLOW_TRACKING_URI, for example to "
+                "sqlite:///mlflow.db, which needs the whole package mlflow"
+            ) from error
+        self._begun = True
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log all values in one call."""
+        self.package.log_metrics(dict(values), step=step)
+
+    def end(self) -> None:
+        """Finish the run."""
+        if self._begun:
+            self.package.end_run()
+            self._begun = False
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of nested tables with dotted names; values are shortened to what MLflow takes."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value)[:LONGEST]
 
 
 def numbers(record: JsonObject) -> dict[str, float]:

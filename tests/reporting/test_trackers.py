@@ -30,6 +30,7 @@ class StandIn(ModuleType):
         self.made: list[dict[str, Any]] = []
         self.finished = 0
         self.refuses = False
+        self.exceptions = SimpleNamespace(MlflowException=self.Error)
 
     def Settings(self, **options: Any) -> dict[str, Any]:
         """As wandb's."""
@@ -48,13 +49,36 @@ class StandIn(ModuleType):
         self.made.append({"folder": folder, "purge_step": purge_step})
         return SimpleNamespace(add_scalar=lambda *scalar: self.said.append(scalar), close=self._finish)
 
+    def set_experiment(self, name: str) -> None:
+        """As mlflow's."""
+        if self.refuses:
+            raise self.Error("no server\nat all")
+        self.experiment = name
+
+    def start_run(self, run_name: str | None = None, run_id: str | None = None) -> Any:
+        """As mlflow's."""
+        self.made.append({"name": run_name, "id": run_id})
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"id-{len(self.made)}"))
+
+    def log_params(self, values: dict[str, Any]) -> None:
+        """As mlflow's."""
+        self.made[-1]["config"] = values
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        """As mlflow's."""
+        self.said.append((step, values))
+
+    def end_run(self) -> None:
+        """As mlflow's."""
+        self._finish()
+
     def _finish(self) -> None:
         self.finished += 1
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """In place of all three packages."""
+    """In place of every package."""
     made = StandIn()
     for name in PACKAGES.values():
         monkeypatch.setitem(sys.modules, name, made)
@@ -91,8 +115,8 @@ def test_tensorboard(package: StandIn, tmp_path: Path) -> None:
     assert package.finished == 2
 
 
-@pytest.mark.parametrize("kind", ["wandb", "trackio"])
-def test_wandb_and_trackio(kind: str, package: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["wandb", "trackio", "swanlab"])
+def test_packages_with_runs(kind: str, package: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One call a record, the recipe as the configuration, the recipe's project; resumed where training is."""
     play(kind, tmp_path)
     play(kind, tmp_path, first=1)
@@ -103,12 +127,28 @@ def test_wandb_and_trackio(kind: str, package: StandIn, tmp_path: Path, capsys: 
     assert first["name"] == tmp_path.name
     assert first["config"]["rollout"]["prompts"] == 32
     assert second["resume"] == "allow"
-    if kind == "wandb":
+    if kind in ("wandb", "swanlab"):
         assert first["id"] == second["id"]
     else:
         assert first["resume"] == "never"
         assert capsys.readouterr().out == ""
     assert package.finished == 2
+
+
+def test_mlflow(package: StandIn, tmp_path: Path) -> None:
+    """A run in the experiment of the project, with the recipe as parameters; a resumed one goes on in the same run."""
+    play("mlflow", tmp_path)
+    play("mlflow", tmp_path, first=1)
+    values = [(0, {"eval_accuracy": 0.4, "eval_low": 0.3, "eval_high": 0.5}), (1, {"reward_mean": 0.5})]
+    assert package.said == values * 2
+    first, second = package.made
+    assert package.experiment == "sums"
+    assert (first["name"], second["id"]) == (tmp_path.name, "id-1")
+    assert first["config"]["rollout.prompts"] == "32"
+    assert package.finished == 2
+    package.refuses = True
+    with pytest.raises(UserError, match=r"mlflow did not start \(no server\); set MLFLOW_TRACKING_URI"):
+        play("mlflow", tmp_path)
 
 
 def test_a_new_run_in_a_folder_is_a_new_run_in_wandb(package: StandIn, tmp_path: Path) -> None:
