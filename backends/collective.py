@@ -30,6 +30,9 @@ class Solo:
     def barrier(self) -> None:
         pass
 
+    def separate(self) -> Solo:
+        return self
+
     def close(self) -> None:
         pass
 

@@ -320,6 +320,7 @@ class PublishedWeights:
 
 OnFinished = Callable[[int, Ids], None]  # with the index of a response and its tokens
 FileDigests = dict[str, str]  # SHA-256, hexadecimal, by the name of the file
+WriteState = Callable[[Path], FileDigests]  # does in any thread what Learner.save does, while training goes on
 
 
 # ------------------------------------------------------------------------------------ protocols
@@ -393,6 +394,9 @@ class Learner(Protocol):
         hashes the other files.
         """
 
+    def copy_state(self, room: int) -> WriteState | None:
+        """Copy what ``save`` writes into host memory; None if that takes more than ``room`` bytes."""
+
     def load(self, folder: Path) -> None:
         """Restore, bit for bit, what any number of processes wrote with ``save``."""
 
@@ -431,6 +435,9 @@ class Collective(Protocol):
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
+
+    def separate(self) -> Collective:
+        """The same ranks for another thread, whose calls and this one's may come in any order. All ranks call it."""
 
     def close(self) -> None:
         """Leave the group."""

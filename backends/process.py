@@ -7,9 +7,11 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's share of processor time
+MEMORY = Path("/sys/fs/cgroup")  # with a container's limit on memory
 FAILURE = "DELTA_FAILURE"  # variable with the file that the first process to fail creates, so that only one reports
 PATIENCE = 2.0  # seconds that a process which lost its peers waits for the one that failed to report
 
@@ -26,6 +28,20 @@ def peak_resident() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory() -> int:
+    """Bytes of host memory that this machine, or this process's container, has left; 2**63 if it does not say."""
+    found = [2**63]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        line = next(
+            line for line in meminfo.read_text(encoding="ascii").splitlines() if line.startswith("MemAvailable")
+        )
+        found.append(int(line.split()[1]) * 1024)
+    with suppress(OSError, ValueError):  # no limit, or an older kernel
+        found.append(int((MEMORY / "memory.max").read_text()) - int((MEMORY / "memory.current").read_text()))
+    return min(found)
 
 
 def usable_cores() -> int:

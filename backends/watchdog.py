@@ -107,6 +107,7 @@ class Watchdog:
         self._interval = INTERVAL * max(1.0, size / 64)
         self._trace: object = None  # of the main thread, at the last look
         self._main = threading.main_thread().ident or 0
+        self._followed = 0  # another thread, whose progress counts too
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self._socket.setblocking(False)
@@ -143,6 +144,10 @@ class Watchdog:
             yield
         finally:
             self._own = replace(self._own, waiting=False)
+
+    def follow_this_thread(self) -> None:
+        """Count what the calling thread does as progress of this rank: its main thread may wait for it."""
+        self._followed = threading.get_ident()
 
     def close(self) -> None:
         """End the thread."""
@@ -201,8 +206,10 @@ class Watchdog:
 
     def _look_at_own(self) -> None:
         """Note where the main thread stands, and whether that is another place than last time."""
-        frame = sys._current_frames().get(self._main)
-        trace = (self._own.calls, self._own.waiting, self._own.phase, *_frames(frame))
+        frames = sys._current_frames()
+        frame = frames.get(self._main)
+        traces = (*_frames(frame), *_frames(frames.get(self._followed)))
+        trace = (self._own.calls, self._own.waiting, self._own.phase, *traces)
         moved = trace != self._trace
         self._trace = trace
         self._own = replace(self._own, place=_place(frame), progress=self._own.progress + moved)

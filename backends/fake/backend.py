@@ -27,6 +27,7 @@ from backends.interface import (
     RolloutRequest,
     Scores,
     Sequences,
+    WriteState,
     starts_of,
     token_index,
 )
@@ -229,10 +230,24 @@ class FakeEngine(LocalEngine):
     def sample_weights(self) -> Floats:
         return np.concatenate([weight.ravel()[:16] for weight in self.model.weights.values()]).astype(np.float32)
 
-    def save(self, folder: Path) -> FileDigests:
+    def _saved(self) -> NumpyWeights:
         state = {f"{kind}.{name}": array for kind, part in self._state().items() for name, array in part.items()}
-        save_file(state | {"steps": np.array([self.optimizer.steps])}, folder / STATE)
+        return state | {"steps": np.array([self.optimizer.steps])}
+
+    def save(self, folder: Path) -> FileDigests:
+        save_file(self._saved(), folder / STATE)
         return {}
+
+    def copy_state(self, room: int) -> WriteState | None:
+        if sum(array.nbytes for array in self._saved().values()) > room:
+            return None
+        copied = {name: array.copy() for name, array in self._saved().items()}
+
+        def write(folder: Path) -> FileDigests:
+            save_file(copied, folder / STATE)
+            return {}
+
+        return write
 
     def load(self, folder: Path) -> None:
         path = folder / STATE

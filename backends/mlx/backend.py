@@ -27,6 +27,7 @@ from backends.interface import (
     RolloutRequest,
     Scores,
     Sequences,
+    WriteState,
     token_index,
 )
 from backends.local_engine import LocalEngine
@@ -243,6 +244,10 @@ class MlxEngine(LocalEngine):
         """Write master weights (or adapters), moments and step count; mlx writes the files, so none is hashed here."""
         self.optimizer.save(folder)
         return {}
+
+    def copy_state(self, room: int) -> WriteState | None:
+        """Copy what ``save`` writes, if it fits into ``room`` bytes."""
+        return self.optimizer.copy_state(room)
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, bit for bit."""

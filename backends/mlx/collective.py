@@ -60,6 +60,12 @@ class MlxCollective:
         """Returns once every rank has called it."""
         self.sum(np.zeros(1))
 
+    def separate(self) -> MlxCollective:
+        """MLX orders its collective calls on one stream, so another thread cannot make its own."""
+        raise BackendError(
+            "engine.async_steps needs one training process with MLX; set engine.async_steps = 0, or start one process"
+        )
+
     def close(self) -> None:
         """End the watchdog; MLX leaves the group when the process ends."""
         if self.watchdog is not None:

@@ -9,15 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from safetensors.numpy import save_file
 
 from backends.collective import SOLO, from_first
-from backends.interface import BackendError, Collective
+from backends.interface import BackendError, Collective, FileDigests, WriteState
 from backends.mlx.arrays import NamedArrays
 from backends.mlx.collective import MlxCollective
 from backends.mlx.model import nonfinite
 from backends.settings import Optimizer
 from backends.weights import refuse_nonfinite
 
+WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"  # the files of the training state
 TOGETHER = 2**26  # bytes of weights that are updated at a time; each evaluation waits for the device
 
 
@@ -107,10 +109,28 @@ class MlxAdamW:
         """Write weights, moments and the number of steps into ``folder``; the first rank does, as all have the same."""
         if self.collective.rank:
             return
-        mx.save_safetensors(str(folder / "weights.safetensors"), self.weights)
-        moments = {f"first.{name}": value for name, value in self.first.items()}
-        moments |= {f"second.{name}": value for name, value in self.second.items()}
-        mx.save_safetensors(str(folder / "optimizer.safetensors"), moments, {"steps": str(self.steps)})
+        mx.save_safetensors(str(folder / WEIGHTS), self.weights)
+        mx.save_safetensors(str(folder / MOMENTS), self._moments(), {"steps": str(self.steps)})
+
+    def _moments(self) -> NamedArrays:
+        found = {f"first.{name}": value for name, value in self.first.items()}
+        return found | {f"second.{name}": value for name, value in self.second.items()}
+
+    def copy_state(self, room: int) -> WriteState | None:
+        """Copy what ``save`` writes, if it fits into ``room`` bytes, to numpy: MLX should compute in one thread."""
+        if self.collective.rank:
+            return lambda folder: {}
+        moments, steps = self._moments(), str(self.steps)
+        if sum(value.nbytes for arrays in (self.weights, moments) for value in arrays.values()) > room:
+            return None
+        copies = [{name: np.array(value) for name, value in arrays.items()} for arrays in (self.weights, moments)]
+
+        def write(folder: Path) -> FileDigests:
+            save_file(copies[0], folder / WEIGHTS)
+            save_file(copies[1], folder / MOMENTS, {"steps": steps})
+            return {}
+
+        return write
 
     def load(self, folder: Path) -> None:
         """Restore what ``save`` wrote, bit for bit. Raises BackendError where it does not fit.
@@ -130,8 +150,8 @@ class MlxAdamW:
     def _read(self, folder: Path) -> None:
         """Restore weights, moments and the number of steps from files."""
         try:
-            weights, _ = _load(folder / "weights.safetensors")
-            moments, metadata = _load(folder / "optimizer.safetensors")
+            weights, _ = _load(folder / WEIGHTS)
+            moments, metadata = _load(folder / MOMENTS)
         except (OSError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise BackendError(f"cannot read the training state in {folder}: {reason}") from error

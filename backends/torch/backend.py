@@ -28,6 +28,7 @@ from backends.interface import (
     RolloutRequest,
     Scores,
     Sequences,
+    WriteState,
     token_index,
 )
 from backends.local_engine import LocalEngine
@@ -360,6 +361,9 @@ class TorchEngine(LocalEngine):
 
     def save(self, folder: Path) -> FileDigests:
         return self._optimizer.save(folder)
+
+    def copy_state(self, room: int) -> WriteState | None:
+        return self._optimizer.copy_state(room)
 
     def load(self, folder: Path) -> None:
         self.version += 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -53,13 +54,14 @@ class TorchCollective:
                 "delta train --processes N, or with torchrun"
             ) from error
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._is_separate = False  # used by another thread than the main one
         self.watchdog: Watchdog | None = Watchdog(self.rank, self.size)
         self.watchdog.start(self)
 
     def sum(self, array: Summed) -> Summed:
         """The sum over ranks, the same bits on every rank."""
         total = torch.from_numpy(np.array(array))
-        over_nccl = self._device.type == "cuda" and total.nbytes >= LARGE
+        over_nccl = self._device.type == "cuda" and total.nbytes >= LARGE and not self._is_separate
         total = total.to(self._device if over_nccl else "cpu")
         with self._waiting():
             dist.all_reduce(total, group=None if over_nccl else self._gloo)
@@ -102,6 +104,12 @@ class TorchCollective:
         """Returns once every rank has called it."""
         self.gather(None)
 
+    def separate(self) -> TorchCollective:
+        """The same ranks for another thread, over gloo alone. Its calls do not count as this rank's waiting."""
+        other = copy.copy(self)
+        other._gloo, other._is_separate = dist.new_group(backend="gloo", timeout=TIMEOUT), True
+        return other
+
     def close(self) -> None:
         """Leave the group."""
         if self.watchdog is not None:
@@ -113,8 +121,10 @@ class TorchCollective:
     def _waiting(self) -> Iterator[None]:
         """While this rank waits for the others; raises LostPeerError if one of them has ended."""
         assert self.watchdog is not None
+        if self._is_separate:
+            self.watchdog.follow_this_thread()
         try:
-            with self.watchdog.waiting():
+            with nullcontext() if self._is_separate else self.watchdog.waiting():
                 yield
         except RuntimeError as error:
             raise LostPeerError(self.rank) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from backends.interface import BackendError, FileDigests
+from backends.interface import BackendError, FileDigests, WriteState
 from backends.settings import Optimizer
 from backends.torch import state_file
 from backends.torch.moments import MOMENTS, Moments, Piece
@@ -85,13 +85,27 @@ class TorchAdamW:
 
     def save(self, folder: Path) -> FileDigests:
         """Write weights and moments as two safetensors files; if all ranks hold the same, the first one does."""
-        ranks = self._parallel.collective
-        if ranks.rank and not self._parallel.sharded:
+        return self._write(self._states(), folder)
+
+    def copy_state(self, room: int) -> WriteState | None:
+        """Copy what ``save`` writes to the host, if it fits into ``room`` bytes."""
+        states = self._states()
+        if sum(entry.nbytes for entries in states.values() for entry in entries.values()) > room:
+            return None
+        copied = {stem: {name: entry.copy() for name, entry in entries.items()} for stem, entries in states.items()}
+        return partial(self._write, copied)
+
+    def _states(self) -> dict[str, dict[str, TensorRows]]:
+        """What this rank saves, by file and name."""
+        if self._parallel.collective.rank and not self._parallel.sharded:
             return {}
-        place = (ranks.rank, ranks.size) if self._parallel.sharded else (0, 1)
         step = torch.tensor(float(self._steps))
         moments = {**self._moment_entries(step), "step": state_file.whole(step)}
-        states = {"weights": self._weight_entries(), "moments": moments}
+        return {"weights": self._weight_entries(), "moments": moments}
+
+    def _write(self, states: Mapping[str, Mapping[str, TensorRows]], folder: Path) -> FileDigests:
+        ranks = self._parallel.collective
+        place = (ranks.rank, ranks.size) if self._parallel.sharded else (0, 1)
         files = {stem: state_file.file_of(folder, stem, *place) for stem in states}
         return {files[stem].name: state_file.write(files[stem], entries) for stem, entries in states.items()}
 

@@ -45,6 +45,16 @@ class TensorRows:
         rows = sum(part.numel() for part in self.parts) // width if width else self.shape[0]
         return (rows, *self.shape[1:]) if self.shape else ()
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    def copy(self) -> TensorRows:
+        """The same numbers in host memory of their own."""
+        parts = [torch.empty(part.shape, dtype=part.dtype).copy_(part) for part in self.parts]
+        return TensorRows(self.shape, parts, self.first)
+
 
 def whole(tensor: Tensor) -> TensorRows:
     """An entry of one part that holds the whole tensor."""

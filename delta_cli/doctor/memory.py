@@ -89,6 +89,16 @@ def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layou
     items.append(_moments(recipe.update, own, some, smaller))
     items.append(MemoryItem("gradient", own * FLOAT, "update", some.format(" × 4 bytes"), smaller))
     items += _compute_copy(recipe, shape, layout, smaller)
+    if recipe.checkpoint.async_save:
+        items.append(
+            MemoryItem(
+                "checkpoint, copied",
+                own * FLOAT + _moments(recipe.update, own, some, smaller).bytes,
+                "host",
+                "trained weights and moments, while they are written",
+                "checkpoint.async_save = false",
+            )
+        )
     if recipe.update.kl_coefficient and lora is None:
         reference = layout.share(count * (2 if half else FLOAT))
         items.append(

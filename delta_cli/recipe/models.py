@@ -173,6 +173,9 @@ class CheckpointSection(Section):
     keep_best: Literal["eval_accuracy", "accuracy", "reward_mean"] | None = key(
         None, "also keep the checkpoint with the best value of this metric"
     )
+    async_save: bool = key(
+        False, "write checkpoints in the background, from a copy in host memory, while training goes on"
+    )
     rollouts_every: int = key(1, "steps between recorded rollout batches; 0: none", "steps", ge=0)
 
 
@@ -280,9 +283,5 @@ class Recipe(Section):
             raise ValueError(
                 "[correction] compares the sampler with a forward pass; set update.old_logprobs = "
                 '"recompute", or correction.preset = "none"'
-            )
-        if self.engine.async_steps and self.parallel.processes > 1:
-            raise ValueError(
-                "engine.async_steps needs one training process; set engine.async_steps = 0 or parallel.processes = 1"
             )
         return self

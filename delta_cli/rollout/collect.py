@@ -22,10 +22,12 @@ from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import RolloutSection
 from delta_cli.rollout import unused_batches as unused
 from delta_cli.rollout.batch import RolloutBatch, join
-from delta_cli.rollout.worker import PendingRollout, RolloutWorker
+from delta_cli.rollout.worker import PendingRollout, RolloutWorker, on_all_ranks
 from delta_cli.runs.observer import Observer
 from delta_cli.runs.phases import PhaseClock
 from delta_cli.seeds import derive
+
+CLOSE_SECONDS = 5.0  # in which the threads of several ranks abandon a batch together
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,18 @@ class BatchCollector:
         wait([each.drawn for each in self._ahead])
 
     def close(self) -> None:
-        """Abandon what is being sampled ahead."""
+        """Abandon what is being sampled ahead.
+
+        Several ranks have begun it together, so none may cancel it. Their threads agree to stop, unless another rank
+        has failed or goes on.
+        """
         self._closed = True
+        alone = self._worker.ranks.size == 1
+        if not alone:
+            wait([each.graded for each in self._ahead], CLOSE_SECONDS)
         for pool in (self._drawing, self._grading):
             if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+                pool.shutdown(wait=alone, cancel_futures=alone)
 
     def save(self, folder: Path, step: int, stopping: bool = False) -> None:
         """Write the batches that are drawn and unused after ``step`` steps into a checkpoint.
@@ -120,6 +129,8 @@ class BatchCollector:
         batches = [self._taken[1]] if self._taken is not None and self._taken[0] == step else []
         for ahead in self._ahead:
             if stopping and not (ahead.graded.done() and ahead.graded.exception() is None):
+                break
+            if isinstance(ahead.graded.exception(), StopRequested):  # another rank was asked to stop
                 break
             batches.append(ahead.graded.result()[0])
         if batches:
@@ -147,12 +158,19 @@ class BatchCollector:
                 raise StopRequested
             self._interrupt()
 
-        interrupt()
+        def goes_on() -> bool:
+            interrupt()
+            return True
+
+        def check_stop() -> None:
+            on_all_ranks(self._worker.ranks, goes_on)
+
+        check_stop()
         if weights is not None:
             with clock.phase("rollout"):
                 self._worker.sampler.load_weights(weights)
         if self._recipe.rollout.dynamic_sampling or self._worker.ranks.size > 1:
-            batch = self._collect(step, self._draws, clock, Observer(), interrupt, interrupt)
+            batch = self._collect(step, self._draws, clock, Observer(), interrupt, check_stop)
             self._draws += batch.draws
             return batch
         pending = self._sample(step, self._draws, 0, clock, Observer(), interrupt)

@@ -28,10 +28,6 @@ def open_training_servers(
 ) -> Iterator[VllmSampler]:
     """Servers that draw from the weights that the learner publishes. Every rank opens them."""
     engine = recipe.engine
-    if engine.async_steps and ranks.size > 1:
-        raise UserError(
-            f"engine.async_steps needs one training process, but there are {ranks.size}; set engine.async_steps = 0"
-        )
     refuse_unreachable(engine, ranks)
     with ExitStack() as stack:
         bytes_needed = learner.parameters * (2 if recipe.model.dtype != "float32" else 4)

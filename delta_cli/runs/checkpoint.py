@@ -11,13 +11,11 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from backends.collective import SOLO
-from backends.interface import Collective, FileDigests
+from backends.interface import Collective, FileDigests, WriteState
 from delta_cli.runs.folder import BACKEND_WRITES, writing
 
 FORMAT = 1
@@ -48,34 +46,58 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def save(root: Path, state: State, recipe: str, write: Callable[[Path], FileDigests], ranks: Collective = SOLO) -> Path:
+def save(root: Path, state: State, recipe: str, write: WriteState, ranks: Collective = SOLO) -> Path:
     """Write a checkpoint; ``write`` puts this rank's learner files into the folder it receives.
 
-    It returns the digests of those it has hashed and flushed to disk while it wrote them. Rank 0 creates the folder
-    before and seals it after all ranks have written. Raises UserError if the disk refuses
-    a write, and then leaves nothing half-written behind.
+    It returns the digests of those it has hashed and flushed to disk while it wrote them. Raises UserError if the
+    disk refuses a write, and then leaves nothing half-written behind.
     """
-    final = folder_of(root, state.step)
-    partial = root / f"{_PARTIAL}{final.name}"
-    with ExitStack() as stack:
-        stack.enter_context(writing(final, *BACKEND_WRITES))
+    partial = begin(root, state.step, ranks)
+    try:
+        with writing(folder_of(root, state.step), *BACKEND_WRITES):
+            digests = write(partial)
+        return complete(root, state, recipe, digests, ranks)
+    except BaseException:
         if ranks.rank == 0:
-            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def begin(root: Path, step: int, ranks: Collective = SOLO) -> Path:
+    """The folder that all ranks write a step's checkpoint into, made by rank 0. Raises UserError."""
+    partial = _partial(root, step)
+    if ranks.rank == 0:
+        with writing(folder_of(root, step)):
             root.mkdir(parents=True, exist_ok=True)
             _discard_partial(root)
             partial.mkdir()
-        ranks.barrier()
-        digests = {name: digest for part in ranks.gather(write(partial)) for name, digest in part.items()}
-        if ranks.rank == 0:
+    ranks.barrier()
+    return partial
+
+
+def complete(root: Path, state: State, recipe: str, digests: FileDigests, ranks: Collective = SOLO) -> Path:
+    """Seal a checkpoint once all ranks have written their files, of which each hands in its digests.
+
+    Raises UserError if the disk refuses it.
+    """
+    final, partial = folder_of(root, state.step), _partial(root, state.step)
+    every = {name: digest for part in ranks.gather(digests) for name, digest in part.items()}
+    if ranks.rank == 0:
+        with writing(final):
             (partial / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
             (partial / "recipe.toml").write_text(recipe, encoding="utf-8")
-            _seal(partial, digests)
+            _seal(partial, every)
             if final.exists():  # damaged: the run resumed from an earlier one
                 shutil.rmtree(final)
             partial.rename(final)
             _sync(root)
-        ranks.barrier()  # no rank may exit before rank 0 has completed it
+    ranks.barrier()  # no rank may exit before rank 0 has completed it
     return final
+
+
+def _partial(root: Path, step: int) -> Path:
+    """What a step's checkpoint is called while it is written."""
+    return root / f"{_PARTIAL}{folder_of(root, step).name}"
 
 
 def find(root: Path) -> tuple[Path | None, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from backends.collective import from_first
+from backends.interface import Collective
 from delta_cli.errors import UserError
 from delta_cli.recipe.renamed import with_new_metrics
 
@@ -61,6 +64,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.shared = True  # whether every rank sees this folder; otherwise rank 0 writes for all
         self._lock = FileLock(path / ".lock")
 
     def hold(self, new: bool = False) -> None:
@@ -220,6 +224,18 @@ class ReadOnlyRunFolder(RunFolder):
 
     def join_rollout_parts(self, step: int, ranks: int) -> None:
         """Rank 0 joins them."""
+
+
+def ranks_without(folder: Path, ranks: Collective) -> list[int]:
+    """The ranks that do not see rank 0's folder, because their machines have other disks. Every rank calls it."""
+    name = from_first(ranks, f".seen-{secrets.token_hex(8)}")
+    if ranks.rank == 0:
+        (folder / name).touch()
+    ranks.barrier()
+    seen = ranks.gather((folder / name).exists())
+    if ranks.rank == 0:
+        (folder / name).unlink()
+    return [rank for rank, found in enumerate(seen) if not found]
 
 
 def read_lines(file: Path) -> Iterator[JsonObject]:

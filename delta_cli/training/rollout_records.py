@@ -23,11 +23,13 @@ from delta_cli.training.update import ScoredBatch
 class RolloutRecorder:
     """Records the responses of steps in a thread; every rank writes a share of them and rank 0 joins the shares.
 
-    Ranks must share the run's folder, as they do for checkpoints. All ranks call the same methods in the same order.
+    If the ranks do not share the run's folder, rank 0 writes all. All ranks call the same methods in the same order.
     """
 
     def __init__(self, folder: RunFolder, tokenizer: Tokenizer, ranks: Collective = SOLO) -> None:
-        self._folder, self._tokenizer, self._ranks = folder, tokenizer, ranks
+        self._folder, self._tokenizer = folder, tokenizer
+        self._ranks = ranks if folder.shared else SOLO  # that write
+        self._writes = folder.shared or ranks.rank == 0
         self._pool = ThreadPoolExecutor(1, "rollout records")
         self._pending: tuple[int, Future[None]] | None = None
 
@@ -36,14 +38,16 @@ class RolloutRecorder:
     ) -> None:
         """Start to write the responses of ``step``, once those of the step before are on disk."""
         self.finish()
+        if not self._writes:
+            return
         groups = np.array_split(np.arange(len(batch.rollout.problems)), self._ranks.size)[self._ranks.rank]
         records = rollout_records(batch, coefficients, self._tokenizer, batch.rollout.rows(groups), staleness)
         write = self._pool.submit(self._folder.write_rollout_part, step, self._ranks.rank, records)
         self._pending = step, write
 
-    def finish(self) -> None:
-        """Wait until the responses are on disk. Raises UserError if the disk refuses them."""
-        if self._pending is None:
+    def finish(self, last: int | None = None) -> None:
+        """Wait until the responses are on disk; of a step after ``last``, not. Raises UserError if it refuses them."""
+        if self._pending is None or (last is not None and self._pending[0] > last):
             return
         (step, write), self._pending = self._pending, None
         write.result()

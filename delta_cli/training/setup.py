@@ -11,7 +11,7 @@ from typing import Literal
 
 from backends import registry
 from backends.collective import SOLO
-from backends.interface import Collective
+from backends.interface import Collective, Learner
 from delta_cli.assets import config_file, model_path
 from delta_cli.data.loading import LoadedData, load_problems
 from delta_cli.data.problem import Problem
@@ -30,7 +30,7 @@ from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 from delta_cli.rollout.open_sampler import open_sampler
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.fingerprint import check_ranks, fingerprint
-from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder
+from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder, ranks_without
 from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.credit_file import open_weight_function
 from delta_cli.training.trainer import Trainer
@@ -75,14 +75,16 @@ def open_trainer(
         stack.callback(folder.release)
         engine = registry.create(name, backend_settings(recipe), ranks)
         stack.callback(engine.close)
+        folder.shared = check_disk(run_dir, engine, ranks)
         notify = partial(_tell, observer)
-        drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, ranks))
+        drawing_ranks = ranks.separate() if recipe.engine.async_steps else ranks  # batches ahead: in another thread
+        drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, drawing_ranks))
         environments = stack.enter_context(open_environments(recipe, tokenizer)) if recipe.environment.used else None
         template, longest = recipe.data.prompt_template, _prompt_tokens(recipe)
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(drawing, tokenizer, grader, template, ranks, longest, environments),
+            RolloutWorker(drawing, tokenizer, grader, template, drawing_ranks, longest, environments),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -90,6 +92,7 @@ def open_trainer(
             observer,
             stop_asked,
             inputs,
+            ranks,
         )
 
 
@@ -157,6 +160,18 @@ def check_parallel(recipe: Recipe, ranks: Collective) -> None:
             f'method.aggregation = "micro_batch_mean" depends on which responses share a micro-batch, so {ranks.size} '
             'processes give another result than one; choose "token_mean", or set parallel.processes = 1'
         )
+
+
+def check_disk(run_dir: Path, learner: Learner, ranks: Collective) -> bool:
+    """Whether every rank sees the run's folder. Raises UserError if one does not and has to write there."""
+    without = ranks_without(run_dir, ranks) if ranks.size > 1 else []
+    if without and not learner.sample_weights().size:
+        raise UserError(
+            f"{run_dir}: rank {without[0]} does not see the run's folder of rank 0, but it holds a part of the weights "
+            "and writes it into checkpoints there; set --run-dir to a folder on a disk that all machines share, or "
+            'parallel.sharding = "none" if the whole model fits on each GPU'
+        )
+    return not without
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from backends.collective import any_of, from_first
-from backends.interface import BackendError, FileDigests, Learner, PublishedWeights
+from backends.collective import SOLO, any_of, from_first
+from backends.interface import BackendError, Collective, Learner, PublishedWeights
 from delta_cli.credit import TokenCoefficients
 from delta_cli.data.problem import Problem
 from delta_cli.errors import Interrupted, StopRequested, UserError
@@ -28,6 +28,7 @@ from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing
 from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.runs.phases import PhaseClock
 from delta_cli.training import tripwires
+from delta_cli.training.checkpoint_writer import CheckpointWriter
 from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, describe_scores, swapped
 from delta_cli.training.rollout_records import RolloutRecorder
 from delta_cli.training.update import ScoredBatch, Updater
@@ -49,11 +50,11 @@ class Trainer:
     observer: Observer
     stop_asked: Callable[[], bool] = lambda: False
     inputs: Fingerprint = field(default_factory=dict)
+    ranks: Collective = SOLO
     state: State = field(default_factory=lambda: State(0, 0))
     clock: PhaseClock = field(default_factory=PhaseClock)
 
     def __post_init__(self) -> None:
-        self.ranks = self.worker.ranks
         self.updater = Updater(self.recipe, self.learner, self.ranks)
         self.collector = BatchCollector(
             self.recipe,
@@ -66,6 +67,15 @@ class Trainer:
             self.updater.sampler_proxy,
         )
         self.recorder = RolloutRecorder(self.folder, self.worker.tokenizer, self.ranks)
+        self.checkpoints = CheckpointWriter(
+            self.folder,
+            self.recipe.checkpoint,
+            self.learner,
+            self.recorder,
+            self._write_unused,
+            self.ranks,
+            lambda line: self._notice(Notice("checkpoint_copy", line)),
+        )
         self._first: JsonObject | None = None  # metrics of the first step, which tripwires compare against
         self._noticed: set[str] = set()
         self._nonfinite = 0
@@ -88,12 +98,15 @@ class Trainer:
         self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step, _machine(self.learner))
         try:
             self._train()
+            self.checkpoints.finish()
         except StopRequested:
             if self.state.step != self._saved:
                 self._save()
+            self.checkpoints.finish()
             raise Interrupted(self.state.step, self.clock.dropped) from None
         finally:
             self.collector.close()
+            self.checkpoints.close()
             self.recorder.close()
         self.observer.phase("save")
         with writing(self.folder.model, *BACKEND_WRITES):
@@ -153,6 +166,8 @@ class Trainer:
             except StopRequested:
                 stopped = True  # the step itself is done; resume runs the missing evaluation
         self._keep(record, scored, coefficients)
+        if self.recipe.checkpoint.async_save:
+            self.checkpoints.poll()
         self._guard(updates.nonfinite > 0 and not updates.norms)
         if stopped:
             raise StopRequested
@@ -269,35 +284,30 @@ class Trainer:
 
     def _save(self, record: JsonObject | None = None) -> None:
         """Save a checkpoint, then delete older ones."""
-        settings, root = self.recipe.checkpoint, self.folder.checkpoints
+        settings = self.recipe.checkpoint
         self._check_drift()
         with self.clock.phase("save"):
             self.observer.phase("save")
             if record and settings.keep_best and self._is_best(record):
                 self.state = replace(self.state, best=record[settings.keep_best], best_step=self.state.step)
-            self.recorder.finish()
-            self.folder.sync()
-            checkpoint.save(root, self.state, to_toml(self.recipe), self._write_state, self.ranks)
-            if self.ranks.rank == 0:
-                checkpoint.prune(root, self.state.step, settings.keep, self.state.best_step)
+            self.checkpoints.save(self.state, to_toml(self.recipe))
             self._saved = self.state.step
 
-    def _write_state(self, folder: Path) -> FileDigests:
-        """Write what this rank puts into a checkpoint."""
-        digests = self.learner.save(folder)
-        if self.ranks.rank == 0:
-            self.collector.save(folder, self.state.step, stopping=self.stop_asked())
-        return digests
+    def _write_unused(self, folder: Path) -> None:
+        """Write the batches that are drawn and not yet used into a checkpoint."""
+        self.collector.save(folder, self.state.step, stopping=self.stop_asked())
 
     def _check_drift(self) -> None:
         """Raise BackendError if a rank's weights differ from rank 0's, so that no checkpoint of them is saved."""
-        samples = self.ranks.gather(self.learner.sample_weights().tobytes()) if self.ranks.size > 1 else []
-        drifted = [rank for rank, sample in enumerate(samples) if sample != samples[0]]
-        if drifted:
+        if drifted := self._drifted_ranks():
             raise BackendError(
                 f"the weights of rank {drifted[0]} differ from those of rank 0 at step {self.state.step}; a GPU or its "
                 "memory may be faulty. Resume from the last checkpoint, and check that machine"
             )
+
+    def _drifted_ranks(self) -> list[int]:
+        samples = self.ranks.gather(self.learner.sample_weights().tobytes()) if self.ranks.size > 1 else []
+        return [rank for rank, sample in enumerate(samples) if sample != samples[0]]
 
     def _restore(self) -> int | None:
         """Load the newest intact checkpoint and return its step; None if the run has not saved one yet."""
@@ -323,6 +333,11 @@ class Trainer:
                 f"choose at least {state.step}, or start a new run"
             )
         self.learner.load(found)
+        if drifted := self._drifted_ranks():
+            raise UserError(
+                f"{found}: rank {drifted[0]} has another checkpoint of this name than rank 0; copy rank 0's run folder "
+                "to its machine, or use a disk that all machines share"
+            )
         self.collector.load(found, state.step, state.draws)
         self.state, self._saved = replace(state, inputs=self.inputs), state.step
         return state.step
@@ -336,6 +351,7 @@ class Trainer:
         if self.folder.metrics.exists():
             self._first = next(read_lines(self.folder.metrics), None)
             self.updater.recall(read_lines(self.folder.metrics))
+        self.updater.temperatures = from_first(self.ranks, self.updater.temperatures)  # only it may have the file
         if self.folder.notices.exists():
             self._noticed = {str(record.get("name")) for record in read_lines(self.folder.notices)}
         missing = missing_steps(self.folder.metrics, self.state.step)

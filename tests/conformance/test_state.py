@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from backends.interface import BackendError, Engine, Sequences
+from backends.interface import BackendError, Engine, Sequences, WriteState
 from backends.settings import Optimizer
 
 from .conftest import OPTIMIZER, Make, Tolerance
@@ -44,6 +45,32 @@ def test_a_saved_state_resumes_bit_for_bit(make: Make, sequences: Sequences, tmp
         assert found.keys() == expected.keys()
         for key, weight in expected.items():
             np.testing.assert_array_equal(found[key], weight, err_msg=key)
+
+
+def test_a_copied_state_is_that_of_its_moment(make: Make, sequences: Sequences, tmp_path: Path) -> None:
+    """Written by another thread after two more updates, it resumes as what was saved in its place; one that does not
+    fit is not made."""
+    straight = make()
+    update(straight, sequences, times=2)
+    expected = written(straight.save, tmp_path / "saved")
+    write = straight.copy_state(2**40)
+    assert write is not None
+    update(straight, sequences, times=2)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(written, write, tmp_path / "copied").result()
+    assert found.keys() == expected.keys()
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, err_msg=key)
+    fresh = make()
+    fresh.load(tmp_path / "copied")
+    assert straight.copy_state(sum(array.nbytes for array in expected.values()) // 2) is None
+
+
+def written(write: WriteState, folder: Path) -> dict[str, np.ndarray]:
+    """The arrays in the files that were written."""
+    folder.mkdir()
+    write(folder)
+    return {f"{file.name} {k}": v for file in sorted(folder.iterdir()) for k, v in load_file(file).items()}
 
 
 def refused(name: str, make: Make, optimizer: Optimizer, key: str) -> None:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from backends.launch import torch_ranks
 from delta_cli.runs.folder import RunFolder, read_lines
 from tests.command import Said, delta
-from tests.harness import SHORT, assert_same, lines
+from tests.harness import SHORT, assert_same, contents, lines
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -52,8 +52,9 @@ def run(model: Path, folder: Path, processes: int, **keys: Any) -> Said:
     return said
 
 
-def resume(folder: Path, processes: int) -> None:
+def resume(folder: Path, processes: int, *changes: str) -> None:
     arguments = ["train", "--resume", "--run-dir", str(folder), "--processes", str(processes), "--quiet"]
+    arguments += [part for change in changes for part in ("--set", change)]
     subprocess.run(
         [sys.executable, "-m", "delta_cli", *arguments, "--backend", "cpu"],
         env=ENVIRONMENT,
@@ -130,6 +131,22 @@ def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight") / "run"
     run(model, folder, 2, parallel__sharding="optimizer")
     return folder
+
+
+@pytest.mark.long
+def test_ranks_write_checkpoints_in_the_background(straight: Path, model: Path, tmp_path: Path) -> None:
+    """Each rank its part; the run resumes from the last one bit for bit, also after a stop."""
+    folder = tmp_path / "run"
+    keys = {"parallel__sharding": "optimizer", "checkpoint__async_save": True}
+    process = subprocess.Popen(command(model, folder, 2, **keys), env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.PIPE)
+    until((folder / "checkpoints" / "step-000001").exists)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    resume(folder, 2)
+    found, expected = contents(folder), contents(straight)
+    assert found.pop("recipe.toml") != expected.pop("recipe.toml")
+    assert found == expected
 
 
 @pytest.mark.long

@@ -186,6 +186,7 @@ ALONE = {
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.keep_best",
+    "checkpoint.async_save",  # acts in tests/training/test_async_save.py
     "checkpoint.rollouts_every",
     "tracking.kind",
     "tracking.project",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from backends.vllm.sampler import seed_of
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.seeds import derive
 from tests.harness import write_model
-from tests.parallel.test_runs import ENVIRONMENT, KEYS, ROOT, assert_close, command
+from tests.parallel.test_runs import ENVIRONMENT, KEYS, ROOT, assert_close, command, resume, until
 from tests.vllm.server import COMPLETIONS, LABEL, PAUSE, RELOAD, RESUME, SET_LABEL, TestServer, serving
 
 Drawn = Counter[tuple[int, tuple[int, ...]]]
@@ -26,10 +28,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def run(model: Path, folder: Path, ranks: list[dict[str, str]]) -> TestServer:
+def run(model: Path, folder: Path, ranks: list[dict[str, str]], **keys: Any) -> TestServer:
     """A run of these ranks, each with a key of its own; the server that they asked."""
     with serving(model) as (server, url):
-        arguments = command(model, folder, 1, engine__kind="vllm", engine__url=[url])[1:]
+        arguments = command(model, folder, 1, engine__kind="vllm", engine__url=[url], **keys)[1:]
         started = [
             subprocess.Popen(
                 [sys.executable, *arguments],
@@ -76,3 +78,39 @@ def test_two_ranks_draw_what_one_process_draws(model: Path, tmp_path: Path) -> N
     assert LABEL not in routes[1], "one rank asks a server which weights it has"
     assert routes[0][LABEL] == alone.seen.count(LABEL) > 0
     assert not any("prompt_logprobs" in body for key, _, body in together.calls if key == "Bearer 1")
+
+
+@pytest.mark.long
+def test_two_ranks_that_draw_ahead_train_as_one_process_does(model: Path, tmp_path: Path) -> None:
+    """The thread that draws the next batch and the updates exchange numbers at the same time, over groups of their own.
+
+    Dynamic sampling makes the threads agree several times in a batch.
+    """
+    keys = {"engine__async_steps": 1, "rollout__dynamic_sampling": True, "run__steps": 5}
+    run(model, tmp_path / "alone", [{}], **keys)
+    run(model, tmp_path / "together", torch_ranks(2), **keys)
+    assert_close(tmp_path / "together", tmp_path / "alone")
+    records = list(read_lines(RunFolder(tmp_path / "together").metrics))
+    assert [record["staleness"] for record in records] == [0, *(record["updates"] for record in records[:-1])]
+
+
+@pytest.mark.long
+def test_ranks_that_draw_ahead_stop_together_and_go_on(model: Path, tmp_path: Path) -> None:
+    """The signal reaches one rank, between any two calls of either thread."""
+    with serving(model) as (_, url):
+        keys = {"engine__kind": "vllm", "engine__url": [url], "engine__async_steps": 1, "run__steps": 40}
+        keys["checkpoint__keep"] = 50
+        arguments = command(model, tmp_path / "run", 1, **keys)[1:]
+        started = [
+            subprocess.Popen([sys.executable, *arguments], env=ENVIRONMENT | rank, cwd=ROOT, stderr=subprocess.PIPE)
+            for rank in torch_ranks(2)
+        ]
+        until((tmp_path / "run" / "checkpoints" / "step-000002").exists)
+        started[1].send_signal(signal.SIGTERM)
+        errors = [child.communicate(timeout=60)[1].decode() for child in started]
+        assert [child.returncode for child in started] == [143, 143], errors
+        assert "stopped after step" in errors[0]
+        steps = int(max((tmp_path / "run" / "checkpoints").glob("step-*")).name[5:])
+        resume(tmp_path / "run", 2, f"run.steps={steps + 2}")
+    numbers = [record["step"] for record in read_lines(RunFolder(tmp_path / "run").metrics)]
+    assert numbers == list(range(1, steps + 3))

@@ -180,9 +180,6 @@ def test_recipes_that_cannot_be_say_why(model: Path) -> None:
     refused(
         "cannot share a GPU", "engine.kind=vllm", "engine.launch=true", "engine.async_steps=1", "engine.colocated=true"
     )
-    refused(
-        "one training process", "engine.kind=vllm", "engine.launch=true", "engine.async_steps=1", "parallel.processes=2"
-    )
     refused("whole distribution", "rollout.top_p=0.9")
 
 

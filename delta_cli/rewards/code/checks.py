@@ -68,6 +68,7 @@ class ParsedTests:
         self.called = {call.func.id for call in top_calls(self.tree) if isinstance(call.func, ast.Name)}
         self._imports([node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)])
         self._free_names(nodes)
+        self.results = self._results(nodes)
 
     def _imports(self, nodes: list[ast.Import | ast.ImportFrom]) -> None:
         """``from_solution``: names imported from the program; ``imported``: all others; ``libraries``: from where."""
@@ -90,6 +91,27 @@ class ParsedTests:
         others = self.free - LIBRARY.keys() or self.from_solution or "solution" in self.bound
         self.library = self.free & LIBRARY.keys() if others else set()
         self.libraries |= self.modules | {LIBRARY[name] for name in self.library}
+
+    def _results(self, nodes: list[ast.AST]) -> set[str]:
+        """Names of variables that are computed from what the program returned."""
+        found: set[str] = set()
+        assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+        while new := {
+            target.id
+            for node in assigned
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id not in found and self._names(node.value, found)
+        }:
+            found |= new
+        return found
+
+    def _names(self, node: ast.AST, results: set[str]) -> bool:
+        theirs = results | self.from_solution | (self.free - self.library)
+        return any(isinstance(each, ast.Name) and each.id in theirs for each in ast.walk(node))
+
+    def is_of_program(self, node: ast.AST) -> bool:
+        """Whether an expression uses the program, or a variable computed from what it returned."""
+        return self._names(node, self.results)
 
     def _asserting(self, nodes: list[ast.AST]) -> set[str]:
         """Names of the functions that hold an assert or call one of the others."""
@@ -144,7 +166,8 @@ def _of_self(node: ast.Attribute) -> bool:
 class Instrument(ast.NodeTransformer):
     """Tells the judge of each assert that held, and of failures that an ``except`` would hide.
 
-    The judge's functions ``_held``, ``_swallowed``, ``_all``, ``_noted`` and ``_made`` are in the tests' globals.
+    The judge's functions ``_held``, ``_swallowed``, ``_all``, ``_zip``, ``_noted`` and ``_made`` are in the globals of
+    the tests.
     """
 
     def __init__(self, tests: ParsedTests) -> None:
@@ -171,6 +194,11 @@ class Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id == "all" and "all" not in self.tests.bound:
             node.func = ast.copy_location(ast.Name("_all", ast.Load()), node.func)
+        if isinstance(node.func, ast.Name) and node.func.id == "zip" and "zip" not in self.tests.bound:
+            theirs = tuple(self.tests.is_of_program(each) for each in node.args)
+            if len(set(theirs)) == 2 and not any(isinstance(each, ast.Starred) for each in node.args):
+                node.func = ast.copy_location(ast.Name("_zip", ast.Load()), node.func)
+                node.args.insert(0, ast.Tuple([ast.Constant(each) for each in theirs], ast.Load()))
         if isinstance(node.func, ast.Attribute) and node.func.attr == "all":  # of an array, or numpy's
             if node.args:
                 node.args[0] = _call("_noted", node.args[0])

@@ -99,7 +99,8 @@ class Judge:
         solution = types.ModuleType(MODULE)
         solution.__dict__.update({name: value for name, value in given.items() if name not in hidden})
         sys.modules[MODULE] = solution
-        own = {"_held": self.held, "_swallowed": self.swallowed, "_all": self.all, "_noted": self.noted, "_made": made}
+        own = {"_held": self.held, "_swallowed": self.swallowed, "_all": self.all, "_noted": self.noted}
+        own |= {"_made": made, "_zip": same_length_zip}
         return {**given, **ours, **own, "_FailedAssert": FailedAssert, "__name__": "__main__"}
 
     def held(self) -> None:
@@ -190,6 +191,20 @@ def made(kind: Any, *arguments: Any, **keywords: Any) -> Any:
     if type(value) is not RemoteObject and value != given and value not in given[:1]:
         raise TypeError("the program made something else of these arguments")
     return value
+
+
+def same_length_zip(theirs: tuple[bool, ...], *values: Any, **keywords: Any) -> Iterator[Any]:
+    """The builtin, which ends with the shortest: a program that returns too little would pass.
+
+    ``theirs`` says which values are the program's.
+    """
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for is_theirs, value in zip(theirs, values, strict=True):
+        if isinstance(value, list | tuple | str | dict | set):
+            sizes[is_theirs].append(len(value))
+    if sizes[True] and sizes[False] and min(sizes[True]) < min(sizes[False]):
+        raise AssertionError("the program returned fewer elements than the tests expect")
+    return zip(*values, **keywords)  # noqa: B905 - as strict as the tests are
 
 
 def guard_numpy() -> None:

@@ -32,6 +32,16 @@ EVASIONS: dict[str, tuple[str, str, str]] = {
         "def f(): return [1, 2]",
         NOTHING,
     ),
+    "a loop over too little": (
+        f"{EXPECTED}for a, b in zip(f(), EXPECTED):\n    assert a == b",
+        "def f(): return [(1, 2), (3, 4)]",
+        "def f(): return [(1, 2)]",
+    ),
+    "a variable that holds too little": (
+        "found = sorted(f(3))\nassert all(a == b for a, b in zip(found, [1, 2, 3]))",
+        "def f(n): return list(range(1, n + 1))",
+        "def f(n): return [1]",
+    ),
     "all of nothing": ("assert all(a == b for a, b in zip(f(), [1, 2]))", "def f(): return [1, 2]", NOTHING),
     "an array of nothing": (
         "import numpy as np\nassert np.allclose(f(2), 0.5)\nnp.testing.assert_allclose(f(4), 0.25)",
@@ -84,6 +94,12 @@ ALLOWED: dict[str, tuple[str, str]] = {
     "an expected exception": (
         "def f(x): raise ValueError",
         "try:\n    f(1)\n    assert False\nexcept ValueError:\n    pass",
+    ),
+    "the first of many": ("def f(): return [1, 2, 3]", "for a, b in zip(f(), [1, 2]):\n    assert a == b"),
+    "neighbours": ("def f(): return [1, 2, 3]", "x = f()\nassert all(a < b for a, b in zip(x, x[1:]))"),
+    "an endless generator": (
+        "def f():\n    n = 0\n    while True:\n        yield n\n        n += 1",
+        "for a, b in zip(f(), [0, 1, 2]):\n    assert a == b",
     ),
     "a builtin type": (
         "def f(xs, kind): return [x for x in xs if isinstance(x, kind)]",
