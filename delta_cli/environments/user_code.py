@@ -85,9 +85,11 @@ class UserEnvironment:
         return as_text(run(function, **arguments))
 
     def reward(self) -> float | None:
-        """Call ``get_reward``, if there is one."""
-        function = getattr(self._object, "get_reward", None)
-        return None if function is None else finite(run(function))
+        """What ``get_reward`` returns, or else the attribute ``reward``, if there is one."""
+        if (function := getattr(self._object, "get_reward", None)) is not None:
+            return finite(run(function))
+        value = getattr(self._object, "reward", None)
+        return finite(value) if isinstance(value, int | float) else None
 
 
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
