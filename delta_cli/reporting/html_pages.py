@@ -14,6 +14,8 @@ from delta_cli.reporting.coefficient_statistics import KINDS
 from delta_cli.reporting.colour_scale import LEVELS, ColourScale, css_class, mark
 from delta_cli.reporting.inspection import InspectedResponse, Inspection
 
+ENVIRONMENT = "quiet"  # CSS class of what an environment wrote
+
 
 @dataclass(frozen=True)
 class Span:
@@ -29,10 +31,17 @@ def spans(inspected: InspectedResponse, scale: ColourScale) -> Iterator[Span]:
     response = inspected.response
     levels = scale.levels(response.coefficients)
     columns = (inspected.pieces, levels, inspected.false, response.coefficients, response.logprobs, response.entropies)
-    for piece, level, false, coefficient, logprob, entropy in zip(*columns, strict=True):
+    *before, after = inspected.written
+    for written, (piece, level, false, coefficient, logprob, entropy) in zip(
+        before, zip(*columns, strict=True), strict=True
+    ):
+        if written:
+            yield Span(text.visible(written, "↵\n"), ENVIRONMENT, "written by the environment")
         classes = (css_class(level), "false" if false else "")
         hover = f"coefficient {coefficient:.3f}   p {math.exp(min(logprob, 0)):.3g}   entropy {entropy:.2f}"
         yield Span(text.visible(piece, "↵\n"), " ".join(filter(None, classes)), hover)
+    if after:
+        yield Span(text.visible(after, "↵\n"), ENVIRONMENT, "written by the environment")
 
 
 @lru_cache(maxsize=1)

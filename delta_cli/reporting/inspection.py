@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,17 +28,23 @@ LISTED = 8  # problems in an error message
 
 @dataclass(frozen=True)
 class InspectedResponse:
-    """A recorded response with the text of each token and the equations in it."""
+    """A recorded response with the text of each token and the equations in it.
+
+    The n tokens are those that the model wrote. ``written`` is what an environment wrote before each of them and after
+    the last; it is read for equations, too.
+    """
 
     response: RecordedResponse
     pieces: list[str]  # [n]
     equations: tuple[Equation, ...]
     false: Bools  # [n] whether the token is part of an equation that does not hold
+    written: list[str]  # [n + 1] empty without an environment
 
     @classmethod
     def of(cls, response: RecordedResponse, tokenizer: Tokenizer) -> InspectedResponse:
         """Split the response into the texts of its tokens and check its equations."""
-        pieces = tokenizer.pieces(response.tokens)
+        region, own = response.whole_region
+        pieces = tokenizer.pieces(region)
         equations = find_equations("".join(pieces))
         stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         starts = np.concatenate([[0], stops[:-1]])
@@ -45,7 +52,23 @@ class InspectedResponse:
         for equation in equations:
             if not equation.holds:
                 false |= (stops > equation.start) & (starts < equation.stop)
-        return cls(response, pieces, equations, false)
+        written = [""] * (int(own.sum()) + 1)
+        for place, piece in zip(np.cumsum(own)[~own], itertools.compress(pieces, ~own), strict=True):
+            written[place] += piece
+        return cls(response, list(itertools.compress(pieces, own)), equations, false[own], written)
+
+    @property
+    def turns(self) -> list[slice]:
+        """The model's tokens of each turn of an episode; empty for a response of one turn."""
+        begins = [0, *(place for place in range(1, len(self.pieces)) if self.written[place])]
+        ends = [*begins[1:], len(self.pieces)]
+        return [slice(*both) for both in zip(begins, ends, strict=True)] if self.response.episode else []
+
+    @property
+    def turn_means(self) -> str:
+        """The mean coefficient of each turn of an episode, in words; otherwise empty."""
+        means = [f"{self.response.coefficients[turn].mean():.3f}" for turn in self.turns if turn.stop > turn.start]
+        return f"turns {', '.join(means)}" if len(means) > 1 else ""
 
     @property
     def mean(self) -> float:
@@ -224,6 +247,8 @@ def _response(inspected: InspectedResponse) -> dict[str, Any]:
         "truncated": response.truncated,
         "failure": response.failure,
         "pieces": inspected.pieces,
+        "environment": inspected.written if response.episode else [],
+        "episode": dict(response.episode),
         "tokens": response.tokens.tolist(),
         "coefficients": response.coefficients.tolist(),
         "logprobs": response.logprobs.tolist(),

@@ -97,6 +97,8 @@ def card(variant: Variant, scale: ColourScale, width: int) -> RenderableType:
     facts = f"  reward {response.reward:g}{visible(response.each_reward, ' ')}"
     facts += f"  advantage {signed(response.advantage)}  mean {inspected.mean:.3f}"
     lines = [Text(word, style=style).append(facts, style="not bold default")]
+    if inspected.turn_means:
+        lines[0].append(f"  {inspected.turn_means}", style="not bold default")
     if response.truncated:
         lines[0].append("  cut off", style="not bold default")
     lines += token_lines(inspected, scale, width)
@@ -111,8 +113,15 @@ def token_lines(inspected: InspectedResponse, scale: ColourScale, width: int) ->
     """The tokens in lines of ``width`` cells; a line with marks is followed by a line that shows them."""
     line, marks, used = Text(), "", 0
     levels = scale.levels(inspected.response.coefficients[:TOKENS])
-    for level, piece, false in zip(levels, inspected.pieces, inspected.false, strict=False):
-        style = f"{terminal_style(level)} underline" if false else terminal_style(level)
+    columns = zip(levels, inspected.pieces, inspected.false, inspected.written, strict=False)
+    tokens = [
+        token
+        for level, piece, false, before in columns
+        for token in ((0, before, "dim italic"), (level, piece, terminal_style(level) + " underline" * bool(false)))
+    ]
+    if len(inspected.pieces) <= TOKENS:
+        tokens.append((0, inspected.written[-1], "dim italic"))
+    for level, piece, style in tokens:
         sign = mark(level)
         for char in visible(piece, "↵\n"):
             cells = cell_len(char)

@@ -47,6 +47,13 @@ class RecordedResponse:
         return len(self.tokens)
 
     @property
+    def whole_region(self) -> tuple[Ids, Bools]:
+        """All ids after the prompt, and which of them the model wrote."""
+        if self.region is None or self.own is None:
+            return self.tokens, np.ones(len(self.tokens), bool)
+        return self.region, self.own
+
+    @property
     def each_reward(self) -> str:
         """Each reward in words, if there are several; otherwise empty."""
         return f" ({', '.join(f'{name} {value:g}' for name, value in self.rewards.items())})" if self.rewards else ""

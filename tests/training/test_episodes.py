@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from backends.interface import Sampling, Sequences
 from delta_cli.data.problem import Problem
@@ -17,6 +19,9 @@ from delta_cli.environments.opened import Environments
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.environment import EnvironmentSection
+from delta_cli.reporting.html_pages import inspection_page
+from delta_cli.reporting.inspection import inspect_run, to_json
+from delta_cli.reporting.inspection_text import render
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.episodes import Episode, EpisodeDriver
@@ -104,6 +109,29 @@ def test_a_run_with_the_calculator(tmp_path: Path) -> None:
     (first, last) = read_lines(RunFolder(tmp_path / "run").evaluations)
     assert first["accuracy"] > 0.8, "about 0.4 without the calculator"
     assert last["step"] == 2
+
+
+def test_what_inspect_shows(tmp_path: Path) -> None:
+    """The environment's text stands between the tokens, without a coefficient; a turn has a mean of its own."""
+    train(recipe_with(run__steps=1, evaluation__every="never"), tmp_path / "run")
+    inspection = inspect_run(tmp_path / "run")
+    for shown in inspection.responses:
+        response = shown.response
+        assert response.region is not None
+        assert len(shown.pieces) == len(response) == len(shown.written) - 1
+        together = "".join(text for pair in zip(shown.written, [*shown.pieces, ""], strict=True) for text in pair)
+        assert together == "".join(Tokenizer.load(_tiny()).pieces(response.region))
+        assert len(shown.turns) == response.episode["turns"]
+        assert all(shown.pieces[turn.stop - 1] == "=" for turn in shown.turns[:-1])
+        assert all(equation.holds for equation in shown.equations if "\\" not in equation.text)
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render(inspection))
+    printed = console.export_text()
+    assert "turns 1." in printed or "turns 0." in printed
+    page = inspection_page(inspection)
+    texts = [text for inspected, _ in inspection.variants for text in inspected.written if text]
+    assert page.count("written by the environment") == len(texts) > 0
+    assert json.loads(to_json(inspection))["responses"][0]["episode"]["turns"] > 1
 
 
 def test_the_second_half_of_a_run_continues_the_first(tmp_path: Path) -> None:
