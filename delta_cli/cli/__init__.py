@@ -27,6 +27,7 @@ ORDER = (
     "serve",
     "export",
     "study",
+    "bench",
     "recipe",
     "parity",
 )  # of the commands in --help: the order of use
@@ -66,6 +67,7 @@ def _options(
 
 # Each module registers its commands on app.
 from delta_cli.cli import (  # noqa: E402, F401
+    bench,
     chat,
     data,
     doctor,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from delta_cli.data import arithmetic, chain, filters, sources, word_problems
+from delta_cli.data import arithmetic, filters, sources, word_problems
 from delta_cli.data.dataset_layouts import LAYOUTS, DatasetLayout
 from delta_cli.data.filters import Filter
 from delta_cli.data.problem import DataRow, DataSplit, Problem
@@ -22,7 +22,7 @@ from delta_cli.recipe.data import DataSection, ProblemSource
 
 GENERATED_PROBLEMS = 5000  # to train on, without data.limit
 GENERATED_BENCHMARK = 256  # to evaluate on, without a limit
-GENERATED = (arithmetic.SOURCE, chain.SOURCE, word_problems.SOURCE)
+GENERATED = (arithmetic.SOURCE, word_problems.SOURCE)
 LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filter")  # that replace the data set's own
 
 
@@ -118,8 +118,6 @@ def generate(source: ProblemSource, count: int, seed: int, split: DataSplit) -> 
     """``count`` problems of a generated source. Raises UserError if the source has fewer."""
     if source.source == word_problems.SOURCE:
         return word_problems.problems(count, seed, split)
-    if source.source == chain.SOURCE:
-        return chain.problems(source.steps, count, seed, split)
     return arithmetic.problems(source, count, seed, split)
 
 

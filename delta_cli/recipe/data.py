@@ -6,7 +6,7 @@ from typing import Literal
 
 from backends.settings import Section, key
 
-USUAL_TEMPLATES = {"arithmetic": "chat", "chain": "chat", "word_problems": "two_shot"}  # any other source: paper
+USUAL_TEMPLATES = {"arithmetic": "chat", "word_problems": "two_shot"}  # any other source: paper
 
 
 class Arithmetic(Section):
@@ -19,19 +19,12 @@ class Arithmetic(Section):
     )
 
 
-class Chain(Section):
-    """Generated chains of sums modulo 10, whose long solutions are mostly wording."""
-
-    steps: int = key(8, "chain: sums in each problem", ge=1, le=25)
-
-
-class ProblemSource(Arithmetic, Chain):
+class ProblemSource(Arithmetic):
     """Where problems come from. An absent field is the data set's own, from the table of known data sets."""
 
     source: str = key(
         "arithmetic",
-        'a data set on the hub, a .jsonl, .json, .csv or .parquet file, or generated: "arithmetic", "chain", '
-        '"word_problems"',
+        'a data set on the hub, a .jsonl, .json, .csv or .parquet file, or generated: "arithmetic", "word_problems"',
         min_length=1,
     )
     config: str | None = key(None, "configuration of a hub data set")

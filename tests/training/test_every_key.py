@@ -156,7 +156,6 @@ TOGETHER: dict[str, Any] = {
 OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has no rows
 ALONE = {
     "data.source",
-    "data.steps",  # acts in tests/data/test_chain.py
     *(f"data.{name}" for name in OF_ROWS),
     "rollout.max_prompt_tokens",
     "rollout.dynamic_sampling",

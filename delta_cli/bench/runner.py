@@ -1,0 +1,65 @@
+"""Run the units of a protocol in a few processes, and keep each answer as soon as it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from delta_cli.bench.arms import BenchArm
+from delta_cli.bench.tasks import Task
+from delta_cli.bench.units import ADAPTERS, Unit, measure
+from delta_cli.runs.folder import JsonObject
+
+FINDING_TASKS = ("addition", "sparse", "words")
+ADAPTER_TASK = "addition"
+ADAPTER_SEEDS = 4
+GRADIENT_SEEDS = 8
+
+
+def plan(
+    tasks: Sequence[Task],
+    arms: Sequence[BenchArm],
+    seeds: Sequence[int],
+    backend: str,
+    quick: bool,
+    changes: Sequence[str] = (),
+) -> Iterator[Unit]:
+    """Every unit of the protocol, seed by seed, so that what is cut short has all arms on the same seeds."""
+    credits = [arm for arm in arms if arm.role != "reference"]
+    given = tuple(changes)
+    for number, seed in enumerate(seeds):
+        for task in tasks:
+            if task.name in FINDING_TASKS and number < GRADIENT_SEEDS:
+                yield from (Unit("finding", task, arm, seed, backend, "full", given) for arm in credits)
+                yield from (Unit("gradient", task, arm, seed, backend, "full", given) for arm in arms)
+            if task.name == ADAPTER_TASK and number < ADAPTER_SEEDS and not quick:
+                for adapter in (name for name in ADAPTERS if name != "full"):
+                    yield from (Unit("finding", task, arm, seed, backend, adapter, given) for arm in credits)
+            yield from (Unit("learning", task, arm, seed, backend, "full", given) for arm in arms)
+
+
+def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]) -> None:
+    """Compute the units that the file does not hold yet, one line each."""
+    done = {tuple(record["key"]) for record in records(file)}
+    missing = [unit for unit in units if unit.key not in done]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        futures = [pool.submit(measure, unit) for unit in missing]
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                record = future.result()
+                with file.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(record) + "\n")
+                what = " ".join(str(record[name]) for name in ("question", "task", "arm"))
+                say(f"{number}/{len(missing)}  {what}, seed {record['seed']}  {record['seconds']:.0f} s")
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def records(file: Path) -> list[JsonObject]:
+    """The answers that are there."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []

@@ -1,0 +1,197 @@
+"""The units of work of the bench: each answers one question for one task, arm and seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+
+from backends.arrays import Doubles, Ids
+from delta_cli.bench.arms import DAPO, SOLVER_CREDITS, BenchArm
+from delta_cli.bench.tasks import Task
+from delta_cli.credit import TokenCoefficients
+from delta_cli.data import prompt_order
+from delta_cli.recipe import Recipe
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.collect import sample_batch
+from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
+from delta_cli.runs.observer import Observer
+from delta_cli.seeds import derive
+from delta_cli.training.setup import open_trainer
+from delta_cli.training.trainer import Trainer
+from delta_cli.training.update import ScoredBatch, Updater
+
+Question = Literal["finding", "gradient", "learning"]
+AdapterName = Literal["full", "lora", "dora"]
+ADAPTERS: dict[AdapterName, tuple[str, ...]] = {
+    "full": (),
+    "lora": ("model.adapter=lora",),
+    "dora": ("model.adapter=lora", "model.lora.dora=true"),
+}
+MEASURED_STEPS = (0, 8)  # updates with DAPO before the weights are compared with the solver's mark
+REFERENCE, MINI_BATCHES, MINI_BATCH = 32, 4, 4  # prompts of the reference gradient; mini-batches; prompts of each
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One answer to compute."""
+
+    question: Question
+    task: Task
+    arm: BenchArm
+    seed: int
+    backend: str = "cpu"
+    adapter: AdapterName = "full"
+    changes: tuple[str, ...] = ()  # of the recipe, in every arm
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells the unit from others."""
+        return (self.question, self.task.name, self.arm.name, str(self.seed), self.adapter, *self.changes)
+
+    def recipe(self, *changes: str) -> Recipe:
+        """The recipe of the unit's runs."""
+        return self.task.recipe(*ADAPTERS[self.adapter], *self.changes, f"run.seed={self.seed}", *changes)
+
+
+def measure(unit: Unit) -> JsonObject:
+    """Compute the unit; the record says what it is, how long it took, and the answer."""
+    begun = time.perf_counter()
+    answer = {"finding": finding, "gradient": gradient, "learning": learning}[unit.question](unit)
+    about = {"task": unit.task.name, "arm": unit.arm.name, "seed": unit.seed, "adapter": unit.adapter}
+    return {"key": unit.key, "question": unit.question, **about, **answer, "seconds": time.perf_counter() - begun}
+
+
+def learning(unit: Unit) -> JsonObject:
+    """A run: the area under its learning curve, the final accuracy, and what the credit cost."""
+    recipe = unit.recipe(*unit.arm.changes)
+    with TemporaryDirectory() as scratch:
+        with open_trainer(recipe, unit.backend, Path(scratch) / "run", Observer()) as trainer:
+            trainer.run()
+        folder = RunFolder(Path(scratch) / "run")
+        steps, evaluations = list(read_lines(folder.metrics)), list(read_lines(folder.evaluations))
+    curve = [record["accuracy"] for record in steps]
+    return {
+        "area": float(np.mean(curve)),
+        "final": evaluations[-1]["accuracy"],
+        "curve": [round(value, 4) for value in curve],
+        "length": steps[-1]["response_length_mean"],
+        "entropy": steps[-1]["entropy_mean"],
+        "seconds_credit": sum(record["seconds_score"] + record["seconds_credit"] for record in steps) / len(steps),
+        "seconds_step": sum(record["seconds"] for record in steps) / len(steps),
+    }
+
+
+def finding(unit: Unit) -> JsonObject:
+    """How often the first wrong token of a wrong response outweighs the others, by updates done before."""
+    found: dict[str, Any] = {}
+    with _trainer(unit) as trainer:
+        for step in range(max(MEASURED_STEPS) + 1):
+            batch = _batch(trainer, step, trainer.recipe.rollout.prompts)
+            if step in MEASURED_STEPS:
+                marks = _weights(unit, trainer, batch, f"method.credit={SOLVER_CREDITS}:first_mistake")
+                weights = _weights(unit, trainer, batch, *unit.arm.changes)
+                aucs = list(mistake_aucs(weights, marks > 0, batch.sequences.starts, batch.correct))
+                found[f"auc_{step}"] = float(np.mean(aucs)) if aucs else None
+                found[f"responses_{step}"] = len(aucs)
+            scored = trainer.updater.score(batch)
+            trainer.updater.update(scored, trainer.updater.credit(scored, step), step)
+    return found
+
+
+def mistake_aucs(weights: Doubles, marks: Any, starts: Ids, correct: Any) -> Iterator[float]:
+    """Of each wrong response with a marked token, the share of its other tokens that the mark outweighs.
+
+    Ties count half: 0.5 is chance.
+    """
+    for row in np.flatnonzero(~correct):
+        own = np.arange(starts[row], starts[row + 1])
+        marked, others = own[marks[own]], own[~marks[own]]
+        if len(marked) and len(others):
+            weight = weights[marked[0]]
+            yield float(np.mean((weight > weights[others]) + 0.5 * (weight == weights[others])))
+
+
+def gradient(unit: Unit) -> JsonObject:
+    """The noise of the arm's gradient over mini-batches, and its cosine with DAPO's gradient of other prompts.
+
+    ``cosine`` is the mean over mini-batches, ``cosine_batch`` that of all of them together; ``ratio`` is noise over
+    signal: the trace of the mini-batches' covariance over the squared norm of their mean.
+    """
+    prompts = REFERENCE + MINI_BATCHES * MINI_BATCH
+    with _trainer(unit) as trainer:
+        batch = _batch(trainer, 0, prompts)
+        reference = _Gradients(Updater(unit.recipe(*DAPO.changes), trainer.learner), batch)
+        arm = _Gradients(Updater(unit.recipe(*unit.arm.changes), trainer.learner), batch)
+        far, near = np.arange(REFERENCE), np.arange(REFERENCE, prompts)
+        far_square, near_square = reference.square(far), arm.square(near)
+        parts = np.array_split(near, MINI_BATCHES)
+        squares = [arm.square(part) for part in parts]
+        cosines = [
+            _cosine(square, far_square, arm.square(part, reference, far))
+            for square, part in zip(squares, parts, strict=True)
+        ]
+        together = _cosine(near_square, far_square, arm.square(near, reference, far))
+    mean = float(np.mean(squares))
+    return {
+        "ratio": (mean - near_square) / near_square if near_square else None,
+        "cosine": float(np.mean(cosines)),
+        "cosine_batch": together,
+        "norm": near_square**0.5,
+    }
+
+
+class _Gradients:
+    """Squared norms of an arm's gradients on a batch; a step at the rate 0 returns the norm and moves nothing."""
+
+    def __init__(self, updater: Updater, batch: RolloutBatch) -> None:
+        self.updater = updater
+        self.scored: ScoredBatch = updater.score(batch)
+        self.coefficients: TokenCoefficients = updater.credit(self.scored, 0)
+
+    def square(self, groups: Ids, other: _Gradients | None = None, others: Ids | None = None) -> float:
+        """The squared norm of the gradient of these prompts, plus that of ``other`` on the prompts ``others``."""
+        self.add(groups)
+        if other is not None and others is not None:
+            other.add(others)
+        return self.updater.learner.step(0.0, 1.0) ** 2
+
+    def add(self, groups: Ids) -> None:
+        """Accumulate the gradient of these prompts."""
+        surrogate = self.updater.surrogate(self.scored, self.coefficients, groups)
+        self.updater.accumulate(self.scored.rollout, groups, surrogate)
+
+
+def _cosine(first: float, second: float, both: float) -> float:
+    """The cosine of two vectors by the squared norms of each and of their sum; 0 if one of them is 0."""
+    scale = (first * second) ** 0.5
+    return (both - first - second) / (2 * scale) if scale else 0.0
+
+
+@contextmanager
+def _trainer(unit: Unit) -> Iterator[Trainer]:
+    """A trainer with DAPO's recipe, which saves nothing."""
+    with TemporaryDirectory() as scratch:
+        recipe = unit.recipe(*DAPO.changes, "evaluation.every=never")
+        with open_trainer(recipe, unit.backend, Path(scratch) / "run", Observer()) as trainer:
+            yield trainer
+
+
+def _batch(trainer: Trainer, step: int, prompts: int) -> RolloutBatch:
+    """The graded responses of a step's prompts, drawn by the present weights."""
+    seed = trainer.recipe.run.seed
+    problems = prompt_order.batch(trainer.problems, step, prompts, seed)
+    rollout = trainer.recipe.rollout
+    return sample_batch(trainer.worker, problems, rollout, derive(seed, step, "rollout 0")).result()
+
+
+def _weights(unit: Unit, trainer: Trainer, batch: RolloutBatch, *changes: str) -> Doubles:
+    """The weights that a recipe's credit gives the tokens of a batch under the present policy."""
+    updater = Updater(unit.recipe("method.preset=dapo", *changes), trainer.learner)
+    return updater.credit(updater.score(batch), 0).weights

@@ -1,0 +1,144 @@
+"""What the bench measures, against hand-worked examples and vectors."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delta_cli.bench.arms import ARMS, find_arms, own_arm
+from delta_cli.bench.runner import plan, run
+from delta_cli.bench.solver import token_marks
+from delta_cli.bench.solver_credits import first_mistake, flipped, solver
+from delta_cli.bench.tasks import TASKS, find_tasks
+from delta_cli.bench.units import Unit, _cosine, measure, mistake_aucs
+from delta_cli.credit.weight_functions import CreditInput
+from delta_cli.errors import UserError
+from delta_cli.training.update import Updater
+
+SHORT = ("run.steps=2", "rollout.prompts=4", "rollout.responses=4", "update.mini_batches=2", "data.limit=60")
+
+
+def batch(texts: list[str], question: str, answer: str, advantages: list[float]) -> CreditInput:
+    """Responses of one character a token."""
+    starts = np.cumsum([0, *map(len, texts)])
+    tokens = np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int64)
+    count = len(tokens)
+    return CreditInput(
+        np.full(count, -1.0),
+        np.ones(count),
+        np.array(advantages),
+        np.zeros(len(texts), np.int64),
+        starts,
+        tokens,
+        questions=[question] * len(texts),
+        answers=[answer] * len(texts),
+        pieces=lambda row: list(texts[row]),
+    )
+
+
+def marked(given: CreditInput, marks: np.ndarray) -> list[str]:
+    text = bytes(given.tokens.astype(np.uint8)).decode()
+    return ["".join(text[i] for i in range(a, b) if marks[i]) for a, b in pairwise(given.starts)]
+
+
+def test_the_solver_marks_the_first_wrong_token_of_an_addition() -> None:
+    right, wrong = "7+8=15 4+3+1=8 \\boxed{85}", "7+8=14 4+3+1=8 \\boxed{84}"
+    given = batch([right, wrong], "47+38=?", "85", [1.0, -1.0])
+    marks = token_marks(given)
+    assert marked(given, marks.wrong) == ["", "4"]
+    assert marked(given, marks.decisive) == ["7815431885", "7814431884"]
+    assert marked(given, first_mistake(given) > 0) == ["", "4"]
+    assert marked(given, solver(given) > 0) == ["7815431885", "4"]
+    assert marked(given, flipped(given) > 0) == ["+= ++= \\boxed{}", "7+8=1 4+3+1=8 \\boxed{84}"]
+
+
+def test_the_solver_marks_the_first_false_equation_of_a_word_problem() -> None:
+    given = batch(["2 * 5 = 10, 10 + 1 = 12, 1 + 1 = 3"], "How many?", "11", [-1.0])
+    assert marked(given, token_marks(given).wrong) == ["2"]
+
+
+def test_aucs_by_hand() -> None:
+    weights = np.array([3.0, 1.0, 3.0, 5.0, 2.0, 9.0, 1.0])
+    marks = np.array([True, False, False, False, False, True, False])
+    found = list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([False, False])))
+    assert found == [pytest.approx((1 + 0.5 + 0) / 3), 1.0]
+    assert list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([True, True]))) == []
+
+
+def test_the_cosine_of_norms_is_that_of_vectors() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 7))
+    expected = a @ b / np.sqrt((a @ a) * (b @ b))
+    assert _cosine(a @ a, b @ b, (a + b) @ (a + b)) == pytest.approx(expected)
+    assert _cosine(0.0, 1.0, 1.0) == 0
+
+
+def test_a_gradient_on_the_fake_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine of a gradient with itself is 1, and a random credit has another gradient."""
+    from delta_cli.bench import units
+
+    monkeypatch.setattr(units, "REFERENCE", 4)
+    monkeypatch.setattr(units, "MINI_BATCHES", 2)
+    monkeypatch.setattr(units, "MINI_BATCH", 2)
+    unit = Unit("gradient", TASKS["addition"], ARMS["dapo"], 0, "fake", changes=SHORT)
+    found = measure(unit)
+    assert -1 <= found["cosine"] <= 1
+    assert found["norm"] > 0
+    assert found["ratio"] > -1
+    with units._trainer(unit) as trainer:
+        drawn = units._batch(trainer, 0, 4)
+        own = units._Gradients(Updater(unit.recipe(), trainer.learner), drawn)
+        square = own.square(np.arange(4))
+        assert _cosine(square, square, own.square(np.arange(4), own, np.arange(4))) == pytest.approx(1.0)
+    random = measure(Unit("gradient", TASKS["addition"], ARMS["random"], 0, "fake", changes=SHORT))
+    assert random["cosine"] != found["cosine"]
+
+
+def test_the_solvers_own_mark_is_found_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    from delta_cli.bench import units
+
+    monkeypatch.setattr(units, "MEASURED_STEPS", (0,))
+    found = measure(Unit("finding", TASKS["addition"], ARMS["solver"], 0, "fake", changes=SHORT))
+    assert found["responses_0"] > 0
+    assert found["auc_0"] == 1.0
+    plain = measure(Unit("finding", TASKS["addition"], ARMS["wrong side × 0.5"], 0, "fake", changes=SHORT))
+    assert plain["auc_0"] == 0.5
+
+
+def test_a_run_is_measured() -> None:
+    unit = Unit("learning", TASKS["addition"], ARMS["random"], 3, "fake", changes=SHORT)
+    found = measure(unit)
+    assert len(found["curve"]) == 2
+    assert found["area"] == pytest.approx(np.mean(found["curve"]), abs=1e-4)
+    assert found["key"] == ("learning", "addition", "random", "3", "full", *SHORT)
+
+
+def test_a_protocol_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = list(plan([TASKS["addition"]], [ARMS["dapo"]], range(2), "fake", True, SHORT))
+    assert [(unit.question, unit.seed) for unit in units] == [
+        ("gradient", 0),
+        ("learning", 0),
+        ("gradient", 1),
+        ("learning", 1),
+    ]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps({"key": unit.key}) + "\n" for unit in units))
+    said: list[str] = []
+    run(units, file, 1, said.append)
+    assert said == []
+
+
+def test_what_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--task nothing: there is no such task; choose from addition"):
+        find_tasks(["nothing"], {})
+    with pytest.raises(UserError, match="--task words: needs a model; give its folder with --smollm2"):
+        find_tasks(["words"], {"--smollm2": None})
+    with pytest.raises(UserError, match="--arm nobody: there is no such arm"):
+        find_arms(["nobody"])
+    with pytest.raises(UserError, match=r"credit file .*absent\.py does not exist"):
+        own_arm(f"{tmp_path}/absent.py:weights")
+    with pytest.raises(UserError, match=r"--credit nonsense: credit 'nonsense' does not exist.*FILE\.py:FUNCTION"):
+        own_arm("nonsense")
