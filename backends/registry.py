@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from backends.collective import SOLO
 from backends.interface import BackendError, Collective, Engine
@@ -71,8 +71,19 @@ def create(name: str, settings: BackendSettings, collective: Collective = SOLO) 
     return make(settings, name, collective)
 
 
-def converter() -> Any:
-    """The module that quantises exported models and makes GGUF files of them; raises BackendError without mlx-lm."""
+def converter(name: Literal["mlx", "transformers"]) -> Any:
+    """The module that quantises exported models and makes GGUF files, for mlx-lm or for transformers.
+
+    Raises BackendError if a package is missing.
+    """
+    if name == "transformers":
+        resolve("cpu")
+        return importlib.import_module("backends.torch.convert")
     resolve("mlx")
     importlib.import_module(ENTRIES["mlx"].module).check_installation()
     return importlib.import_module("backends.mlx.convert")
+
+
+def default_converter() -> Literal["mlx", "transformers"]:
+    """The converter for this machine: mlx if mlx-lm is installed, otherwise transformers."""
+    return "mlx" if find_spec("mlx") is not None and find_spec("mlx_lm") is not None else "transformers"

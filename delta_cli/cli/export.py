@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,13 @@ from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import UserError
 
 
+class QuantisedFor(StrEnum):
+    """What opens a quantised model."""
+
+    transformers = "transformers"
+    mlx = "mlx"
+
+
 @app.command(short_help="Write the model of a run as a model folder.")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder; the run may still be training.")],
@@ -20,7 +28,16 @@ def export(
     checkpoint: Annotated[str, typer.Option(metavar="STEP", help="best, last or a step.")] = "last",
     quantise: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Quantise for mlx-lm to 2, 3, 4, 6 or 8 bits.", show_default=False),
+        typer.Option(metavar="N", help="Quantise to 4 or 8 bits; for mlx-lm also 2, 3 or 6.", show_default=False),
+    ] = None,
+    target: Annotated[
+        QuantisedFor | None,
+        typer.Option(
+            "--for",
+            metavar="mlx|transformers",
+            help="What opens the quantised model: mlx-lm, or transformers and vLLM. Default: mlx-lm if installed.",
+            show_default=False,
+        ),
     ] = None,
     gguf: Annotated[bool, typer.Option("--gguf", help="Also write model.gguf, for llama.cpp.")] = False,
     push: Annotated[
@@ -38,8 +55,10 @@ def export(
     if not (run / "recipe.toml").is_file():
         raise UserError(f"{run}: holds no run (no recipe.toml); give a folder that delta train wrote")
     publish.check(quantise, push, public)
+    if push:
+        publish.check_hub(push)
     reference = find_checkpoint(str(run), checkpoint, say_aside)
-    finish = publish.finisher(run, reference.step, push or out.name, quantise, gguf)
+    finish = publish.finisher(run, reference.step, push or out.name, quantise, gguf, target.value if target else None)
     export_model(reference, backend, out, finish)
     step = "" if reference.step is None else f", after step {reference.step} of {run}"
     say(f"written to {out}{step}")

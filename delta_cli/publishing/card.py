@@ -12,15 +12,15 @@ from delta_cli.recipe.document import to_toml
 from delta_cli.runs.records import RecordedRun
 from delta_cli.text import percent
 
-LIBRARY = {True: "mlx", False: "transformers"}  # by whether the weights are quantised, which mlx-lm alone reads
+LIBRARY = {"mlx-lm": "mlx", "bitsandbytes": "transformers", None: "transformers"}  # by what quantised the weights
 
 
-def write_card(run: Path, out: Path, step: int | None, name: str, quantised: bool) -> None:
+def write_card(run: Path, out: Path, step: int | None, name: str, quantised: str | None) -> None:
     """Write README.md into an exported model folder; ``name`` is what the card calls the model."""
     (out / "README.md").write_text(card(run, step, name, quantised), encoding="utf-8")
 
 
-def card(run: Path, step: int | None, name: str, quantised: bool) -> str:
+def card(run: Path, step: int | None, name: str, quantised: str | None) -> str:
     """The text of a run's model card: base and its licence, method, curve, evaluations, recipe."""
     recorded = RecordedRun(run)
     recipe = load_recipe(run / "recipe.toml")
@@ -48,7 +48,7 @@ def card(run: Path, step: int | None, name: str, quantised: bool) -> str:
         f"Licence of the base: {licence or 'not known to the exporter; look at the base model'}.",
     ]
     if quantised:
-        about.append("The weights are quantised, for mlx-lm; rounding to few bits loses part of a small update.")
+        about.append(f"The weights are quantised by {quantised}; rounding to few bits loses part of a small update.")
     parts = ["\n".join(front), "\n\n".join(about), *_curve(recorded), *_evaluations(run, step)]
     parts.append(f"## Recipe\n\n```toml\n{to_toml(recipe).strip()}\n```")
     return "\n\n".join(parts) + "\n"

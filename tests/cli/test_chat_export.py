@@ -135,7 +135,7 @@ def test_a_card_says_what_the_run_wrote_down(run: Path, tmp_path: Path) -> None:
         assert f"| {record['step']} | {record['accuracy']:.1%} |" in text
     assert "## Evaluations" in text
     assert "steps = 2" in text
-    assert "## Evaluations" not in card(run, 1, "other", False), "they are of step 2"
+    assert "## Evaluations" not in card(run, 1, "other", None), "they are of step 2"
 
 
 def test_licences_of_base_models(tmp_path: Path) -> None:
@@ -155,6 +155,7 @@ class Hub:
     """Records what is asked of the hub, or refuses."""
 
     refuses: Exception | None = None
+    login: Exception | None = None
     asked: list[tuple[Any, ...]]
 
     def create_repo(self, name: str, private: bool, exist_ok: bool) -> str:
@@ -162,6 +163,11 @@ class Hub:
             raise self.refuses
         self.asked.append(("create", name, private, exist_ok))
         return f"https://hub/{name}"
+
+    def whoami(self) -> dict[str, Any]:
+        if self.login:
+            raise self.login
+        return {"name": "me", "orgs": [{"name": "us"}]}
 
     def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> None:
         self.asked.append(("upload", repo_id, sorted(path.name for path in Path(folder_path).iterdir())))
@@ -236,7 +242,7 @@ def test_gguf(run: Path, tmp_path: Path) -> None:
 
     refused = delta("export", str(run), str(tmp_path / "out"), "--backend", "fake", "--gguf")
     assert isinstance(refused.exception, BackendError)
-    assert "'qwen3'; export without --gguf and run llama.cpp's convert_hf_to_gguf.py" in str(refused.exception)
+    assert "; export without --gguf and run llama.cpp's convert_hf_to_gguf.py on the folder" in str(refused.exception)
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=2, **sizes)
     model = transformers.LlamaForCausalLM(config)
@@ -246,8 +252,28 @@ def test_gguf(run: Path, tmp_path: Path) -> None:
         str(tmp_path / "llama/tokenizer.json")
     )
     (tmp_path / "llama/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    registry.converter().gguf(tmp_path / "llama", tmp_path / "model.gguf")
+    registry.converter("mlx").gguf(tmp_path / "llama", tmp_path / "model.gguf")
     weights = mx.load(str(tmp_path / "model.gguf"))
     found = np.array(weights["output.weight"]).astype(np.float32)
     np.testing.assert_allclose(found, model.lm_head.weight.detach().numpy(), atol=1e-3)
     assert weights["blk.0.attn_q.weight"].shape == (32, 32)
+
+
+def test_push_looks_at_the_login_before_anything_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub.asked = []
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    for login, name, part in (
+        (OSError("Token is required, but no token found.\nmore"), "me/a", "does not take it (Token is required, but"),
+        (None, "them/a", "the login is me, which cannot write to them; choose me/NAME"),
+    ):
+        monkeypatch.setattr(Hub, "login", login)
+        refused = delta("export", str(run), str(tmp_path / "out"), "--backend", "fake", "--push", name)
+        assert isinstance(refused.exception, UserError)
+        assert part in str(refused.exception)
+    assert not list(tmp_path.iterdir())
+    assert Hub.asked == []
+    monkeypatch.setattr(Hub, "login", None)
+    done = delta("export", str(run), str(tmp_path / "b"), "--backend", "fake", "--push", "us/sums")
+    assert done.exit_code == 0, done.output
