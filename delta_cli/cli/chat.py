@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,13 +55,14 @@ def chat(
 ) -> None:
     """Talk to a model or to a run, line by line. An empty line or the end of the input ends it.
 
-    A run answers as it was trained: each question on its own, in the run's prompt template, with its temperature and
-    its limit on tokens. A model with a chat template holds a conversation, at temperature 0.7 and with at most 1024
-    tokens in an answer.
+    A run answers as it was trained: each question on its own, in the run's prompt template, with its environment, its
+    temperature and its limit on tokens. A model with a chat template holds a conversation, at temperature 0.7 and with
+    at most 1024 tokens in an answer.
     """
     from backends import registry
     from delta_cli.evaluation.conversation import Conversation, load_tokenizer_and_template
     from delta_cli.runs.checkpoint_reference import find_checkpoint
+    from delta_cli.training.setup import open_environments
 
     reference = find_checkpoint(model, checkpoint, say_aside).with_threads(threads)
     tokenizer, template = load_tokenizer_and_template(reference, template)
@@ -78,9 +79,14 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
     )
-    with closing(registry.create(backend, reference.settings)) as engine:
+    sampling, recipe = settings.sampling(tokenizer, settings.seed), reference.recipe
+    with ExitStack() as stack:
+        engine = stack.enter_context(closing(registry.create(backend, reference.settings)))
         reference.load_into(engine)
-        _talk(Conversation(engine, tokenizer, template, settings.sampling(tokenizer, settings.seed), system), prompt)
+        environments = None
+        if recipe is not None and recipe.environment.used and template == recipe.data.prompt_template:
+            environments = stack.enter_context(open_environments(recipe, tokenizer))
+        _talk(Conversation(engine, tokenizer, template, sampling, system, environments), prompt)
 
 
 def _settings(recipe: Recipe | None, **changes: object) -> EvaluationSettings:

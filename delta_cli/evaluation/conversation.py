@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from backends.arrays import Ids
 from backends.interface import RolloutRequest, Sampler, Sampling
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rollout.worker import before_stop
+from delta_cli.environments.opened import Environments
+from delta_cli.rewards.weighted import WeightedReward
+from delta_cli.rollout.worker import RolloutWorker, before_stop
 from delta_cli.runs.checkpoint_reference import CheckpointReference
 from delta_cli.seeds import derive
 
@@ -43,13 +47,16 @@ class Conversation:
     template: str | None
     sampling: Sampling  # each answer derives its seed from this one's
     system: str | None = None
+    environments: Environments | None = None  # of a run with episodes: each question begins one
     messages: list[dict[str, str]] = field(default_factory=list)
     asked: int = 0
 
     def ask(self, question: str) -> tuple[str, bool]:
         """The answer to a question, and whether it was truncated."""
-        prompt = self._prompt(question)
         sampling = replace(self.sampling, seed=derive(self.sampling.seed, self.asked, "chat"))
+        if self.environments is not None and self.template is not None:
+            return self._episode(question, sampling)
+        prompt = self._prompt(question)
         drawn = self.sampler.rollout(RolloutRequest((prompt,), sampling))
         self.asked += 1
         answer = before_stop(self.tokenizer.decode(drawn.tokens), sampling)
@@ -57,6 +64,22 @@ class Conversation:
         if self.template is None:
             self.messages.append({"role": "assistant", "content": begun + answer})
         return begun + answer, bool(drawn.truncated[0])
+
+    def _episode(self, question: str, sampling: Sampling) -> tuple[str, bool]:
+        """What the model and its environment wrote, and whether it was truncated."""
+        assert self.template is not None
+        self.asked += 1
+        worker = RolloutWorker(
+            self.sampler, self.tokenizer, WeightedReward([]), self.template, environments=self.environments
+        )
+        drawn = worker.sample([Problem("chat", question, "")], sampling).result()
+        region, own = drawn.sequences.region(0)
+        if self.environments is None or self.environments.dialogue is None:
+            return drawn.texts[0], bool(drawn.truncated[0])
+        cuts = np.flatnonzero(np.diff(own)) + 1
+        parts = [self.tokenizer.decode(ids).strip() for ids in np.split(region, cuts)]
+        marked = [part if mine else f"» {part}" for part, mine in zip(parts, own[[0, *cuts]], strict=True)]
+        return "\n".join(marked), bool(drawn.truncated[0])
 
     def _prompt(self, question: str) -> Ids:
         if self.template is not None:

@@ -27,7 +27,7 @@ class WeightedReward:
     """What a response is worth: the weighted sum of one reward or several.
 
     A response is right if all rewards that verify say so. A reward whose grading fails adds nothing,
-    and makes the response wrong if it verifies; the others count as usual.
+    and makes the response wrong if it verifies; the others count as usual. Without terms nothing is graded.
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
@@ -54,6 +54,8 @@ class WeightedReward:
         ``earned`` is the reward of its environment.
         """
         result: Future[Verdict] = Future()
+        if not self.terms:
+            result.set_result(Verdict(0.0, False, None))
         left, lock = len(self.terms), threading.Lock()
         futures = [term.grader.submit(response, problem, length, truncated, earned) for term in self.terms]
 

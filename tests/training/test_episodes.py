@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from backends.interface import Sampling, Sequences
+from delta_cli.cli import app
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
@@ -132,6 +134,18 @@ def test_what_inspect_shows(tmp_path: Path) -> None:
     texts = [text for inspected, _ in inspection.variants for text in inspected.written if text]
     assert page.count("written by the environment") == len(texts) > 0
     assert json.loads(to_json(inspection))["responses"][0]["episode"]["turns"] > 1
+
+
+def test_eval_and_chat_use_the_runs_environment(tmp_path: Path) -> None:
+    train(recipe_with(run__steps=1, evaluation__at_start=False), tmp_path / "run")
+    done = CliRunner().invoke(app, ["eval", str(tmp_path / "run"), "--backend", "fake", "--limit", "8", "--json"])
+    assert done.exit_code == 0, done.output
+    (benchmark,) = json.loads(done.stdout)["benchmarks"]
+    assert benchmark["turns"] == benchmark["calls"] > 2
+    assert benchmark["avg"]["mean"] > 0.7
+    done = CliRunner().invoke(app, ["chat", str(tmp_path / "run"), "--backend", "fake", "--prompt", "47+38=?"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("7+8=15 4+3+1=8 ")
 
 
 def test_the_second_half_of_a_run_continues_the_first(tmp_path: Path) -> None:
