@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -104,6 +104,8 @@ def _describe(name: str, field: Any) -> KeyReference:
 
 def _type_names(annotation: Any) -> tuple[str, list[str]]:
     """The type in words, such as "number or text", and the words of a choice."""
+    if get_origin(annotation) is Annotated:
+        return _type_names(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
         parts = [_type_names(part) for part in get_args(annotation) if part is not type(None)]
         return " or ".join(dict.fromkeys(name for name, _ in parts)), [c for _, choices in parts for c in choices]

@@ -90,7 +90,12 @@ METRICS: dict[str, Metric] = {
         "tokens with A > 0 nearer to their own side's centroid; like the next four, with credit delta",
         "above 0.5",
     ),
-    "margin_negative": Metric("share", "tokens with A < 0 nearer to their own side's centroid", "above 0.5"),
+    "margin_negative": Metric(
+        "share",
+        "tokens with A < 0 nearer to their own side's centroid; few, because wrong responses consist of mostly right "
+        "tokens",
+        "0.05 to 0.4",
+    ),
     "gamma_positive": Metric("", "temperature of the margins of tokens with A > 0"),
     "gamma_negative": Metric("", "temperature of the margins of tokens with A < 0"),
     "degenerate": Metric("", "why there was no contrast between the sides; null otherwise", "null"),
