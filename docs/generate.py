@@ -16,7 +16,7 @@ from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
 from delta_cli.doctor import plan_text
 from delta_cli.doctor.assumptions import ASSUMPTIONS
 from delta_cli.doctor.gpus import GPUS
-from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes, pooled
 from delta_cli.doctor.model_shape import KNOWN, shape_of
 from delta_cli.doctor.plan import RunPlan, fitted, plan
 from delta_cli.doctor.plan_request import SAMPLERS, PlanRequest, SamplerKind
@@ -192,13 +192,14 @@ def memory() -> str:
         "What a run needs on CUDA, as `delta doctor RECIPE` and `delta train RECIPE --dry-run` work it out for any\n"
         "recipe on any machine. A gigabyte here is 10⁹ bytes. Phases do not overlap: the most that is needed at a\n"
         "time is what stays, and the largest of rollout, scoring and update. CUDA's own context and the gaps between\n"
-        "allocations come on top, for which the recipes leave a tenth. This is arithmetic. No model of this size\n"
-        "has run here yet; [torch.md](torch.md#on-a-gpu) says what has.\n",
+        "allocations come on top, for which the recipes leave a tenth. Keys and values take what is free, and need\n"
+        "room for one response of the longest. This is arithmetic. No model of this size has run here yet;\n"
+        "[torch.md](torch.md#on-a-gpu) says what has.\n",
     ]
-    for name, gpu in (("qwen3_8b.toml", "141 GB"), ("qwen3_8b_lora.toml", "24 GB")):
-        items, header = _items(name), ("phase", "what", "GB", "arithmetic", "made smaller by")
+    for name, gpu in (("qwen3_8b.toml", 141), ("qwen3_8b_lora.toml", 24)):
+        items, header = _items(name, gpu=gpu * 1e9), ("phase", "what", "GB", "arithmetic", "made smaller by")
         rows = [row for phase in bytes_by_phase(items) for row in _phase(phase, items)]
-        needs = f"Most at a time on the device: **{peak_bytes(items) / 1e9:.1f} GB**, for one GPU of {gpu}.\n"
+        needs = f"Most at a time on the device: **{peak_bytes(items) / 1e9:.1f} GB**, for one GPU of {gpu} GB.\n"
         parts += [f"## recipes/{name}\n", needs, _table(header, rows)]
     packed = _table(("model", "weights, GB", *(f"{size} GB" for size in SMALL_GPUS)), _packed())
     return "\n".join(
@@ -299,7 +300,7 @@ delta doctor recipes/qwen3_8b.toml --gpu b200 --processes 64 --engine vllm --mea
 delta doctor recipes/qwen3_8b.toml --gpu h200 --processes 16 --set model.path=Qwen/Qwen3-32B --json
 ```
 
-The engine "local" is the trainer's own slots; "vllm" is vLLM on the same GPUs. On more than one GPU weights, gradients
+The engine "local" is the trainer itself; "vllm" is vLLM on the same GPUs. On more than one GPU weights, gradients
 and moments are sharded (FSDP2). Fewest GPUs that fit, and hours of the recipe's 220 steps on 64:
 """
 
@@ -426,9 +427,12 @@ def _list(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _items(name: str, *overrides: str) -> list[MemoryItem]:
+def _items(name: str, *overrides: str, gpu: float | None = None) -> list[MemoryItem]:
+    """What a recipe needs; ``gpu`` is the memory of a GPU whose free part holds keys and values, a tenth left."""
     recipe = load_recipe(RECIPES / name, overrides)
-    return estimate_memory(recipe, *shape_of(recipe.model.path))
+    shape, config = shape_of(recipe.model.path)
+    items = estimate_memory(recipe, shape, config)
+    return items if gpu is None else pooled(recipe, shape, items, int(0.9 * gpu))
 
 
 def _phase(phase: str, items: list[MemoryItem]) -> Iterator[tuple[str, ...]]:
@@ -442,7 +446,7 @@ def _phase(phase: str, items: list[MemoryItem]) -> Iterator[tuple[str, ...]]:
 def _choices() -> Iterator[tuple[str, ...]]:
     for offload in ("false", "true"):
         for moments in ("float32", "int8"):
-            items = _items("qwen3_8b.toml", f"update.offload={offload}", f"update.moments={moments}")
+            items = _items("qwen3_8b.toml", f"update.offload={offload}", f"update.moments={moments}", gpu=141e9)
             name = f'`moments = "{moments}"`, `offload = {offload}`'
             yield name, f"{peak_bytes(items) / 1e9:.1f}", f"{bytes_by_phase(items)['host'] / 1e9:.1f}"
 

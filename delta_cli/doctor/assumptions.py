@@ -9,7 +9,8 @@ OVERLAP = 0.8
 LATENCY = 20e-6  # seconds
 EAGER_LAYER = 0.5e-3  # seconds
 ENGINE_STEP = 2e-3  # seconds
-LOCAL_STEP = 5e-3  # seconds
+GRAPH_KERNEL = 1.75e-6  # seconds
+DECODE_KERNELS = (58, 72)  # of each layer, and beside the layers; benchmarks/count_8b.py counts them
 ENGINE_SEQUENCES = 256
 DISK = 2e9  # bytes a second
 ADAMW_BYTES = 46
@@ -27,9 +28,11 @@ ASSUMPTIONS = (
     "the least certain number here, and time is nearly proportional to it.",
     f"PyTorch launches a layer's kernels from Python in {EAGER_LAYER * 1e3:g} ms (about fifty of them at 10 µs), which "
     "a forward cannot beat, nor the two products of a backward each.",
-    f"The local engine takes {LOCAL_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs; 6 ms in all were "
-    "measured with 14 layers on an H100) and pads keys to the longest response under way; what is padded so that "
-    "graphs can be used again, a fifth on average, is not counted. It gathers whole weights on every GPU, so that "
+    f"A step of the local engine runs {DECODE_KERNELS[0]} kernels a layer and {DECODE_KERNELS[1]} beside them, counted "
+    f"by benchmarks/count_8b.py, at {GRAPH_KERNEL * 1e6:g} µs each inside CUDA graphs, on top of reading weights and "
+    "keys. It admits responses to the free memory by their tokens and reads no padding (if the kernel for pages is "
+    "missing, responses take slots of the longest's length, and far fewer fit). It gathers whole weights on every GPU, "
+    "so that "
     "processes may draw at their own pace: what is trained in float32, its bfloat16 casts beside it. The export of the "
     "model, vLLM's included, puts together one matrix after the other; the first process's host holds the result.",
     f"vLLM takes {ENGINE_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs, scheduler), reads no padding, has "

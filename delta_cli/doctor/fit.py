@@ -9,7 +9,7 @@ from typing import Any
 
 from delta_cli.doctor.mac import attention_scores, second_chunk
 from delta_cli.doctor.machine import Machine
-from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, trained
+from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, pooled, trained
 from delta_cli.doctor.model_shape import ModelShape, shape_of
 from delta_cli.doctor.sharding import ShardingLayout, choose_sharding
 from delta_cli.errors import UserError
@@ -38,6 +38,8 @@ class MachineMemory:
     def items(self, recipe: Recipe) -> list[MemoryItem]:
         """Every use of memory of a process."""
         found = estimate_memory(recipe, self.shape, self.config, self.layout(recipe))
+        if self.separate and self.machine.device_memory:
+            found = pooled(recipe, self.shape, found, self.machine.device_memory)
         if self.backend == "mlx":
             found += [attention_scores(recipe, self.shape), second_chunk(recipe, self.shape)]
         return found

@@ -161,6 +161,23 @@ def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype != "float32" else FLOAT)
 
 
+def pooled(recipe: Recipe, shape: ModelShape, items: list[MemoryItem], room: int) -> list[MemoryItem]:
+    """The items with the keys and values of a GPU's local engine: a pool of pages in what is free of ``room``.
+
+    It holds one response at least, and what all could grow to at most.
+    """
+    if recipe.engine.kind != "local":
+        return items
+    [cache] = [item for item in items if item.name == "KV cache"]
+    beside = sum(item.bytes for item in items if item is not cache and item.phase in ("stays", "rollout"))
+    each = key_value_bytes(recipe, shape)
+    longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0) + recipe.rollout.max_prompt_tokens
+    size = max(each * longest, min(cache.bytes, room - beside))
+    how = f"{size / each:,.0f} tokens × {each / 1024:.0f} KiB in pages, what is free; one response at least"
+    pool = MemoryItem("KV cache", size, "rollout", how, "rollout.max_tokens")
+    return [pool if item is cache else item for item in items]
+
+
 def _vllm(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     """The least memory of a server on the trainer's GPU during a rollout; while it sleeps, its weights are on the
     host.

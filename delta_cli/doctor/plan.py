@@ -95,12 +95,10 @@ def _filled(request: PlanRequest, offload: bool, micro_batch_tokens: int) -> Pla
     taken = bytes_by_phase(memory(found))
     spare = request.room - taken["stays"] - taken["score"]
     found = _changed(found, update={"feature_bytes": max(0, spare)})
-    low, high = 1, max(1, request.drawn.responses)
-    while low < high:  # the most responses at a time that fit
-        middle = (low + high + 1) // 2
-        fits = peak_bytes(memory(_changed(found, rollout={"batch": middle}))) <= request.room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return _changed(found, rollout={"batch": low})
+    sizes = sorted({1, *(min(2**power, request.drawn.responses) for power in range(1, 12))})
+    options = [_changed(found, rollout={"batch": size}) for size in sizes]
+    fitting = [option for option in options if peak_bytes(memory(option)) <= request.room]
+    return min(fitting, key=lambda option: plan(option).step_seconds, default=found)
 
 
 def _changed(request: PlanRequest, **sections: Mapping[str, Any]) -> PlanRequest:

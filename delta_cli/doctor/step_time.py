@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from delta_cli.doctor import assumptions, gpu_time
-from delta_cli.doctor.memory import FLOAT, MemoryItem, bytes_by_phase, estimate_memory, key_value_bytes, trained
+from delta_cli.doctor.memory import FLOAT, MemoryItem, bytes_by_phase, estimate_memory, key_value_bytes, pooled, trained
 from delta_cli.doctor.plan_request import PlanRequest
 from delta_cli.doctor.workload import (
     Workload,
     decode_flops,
     decode_steps,
     prefill_flops,
-    reached,
     score_flops,
     update_flops,
 )
@@ -35,8 +34,8 @@ def memory(request: PlanRequest) -> list[MemoryItem]:
     items = estimate_memory(request.recipe, request.shape, request.config, request.layout)
     if request.engine == "vllm":
         items = [item for item in items if item.phase != "rollout"]
-        items += _engine_items(request, _split(request, items), items)
-    return items
+        return items + _engine_items(request, _split(request, items), items)
+    return pooled(request.recipe, request.shape, items, request.room)
 
 
 def _split(request: PlanRequest, items: list[MemoryItem]) -> int:
@@ -67,7 +66,7 @@ def phases(request: PlanRequest, items: list[MemoryItem]) -> tuple[StepPhase, ..
     """The phases of a step, in the order of ``NAMES``; ``items`` are those of ``memory``."""
     score, update = _score(request), _update(request)
     return (
-        _draw_vllm(request, items) if request.engine == "vllm" else _draw_local(request),
+        _draw_vllm(request, items) if request.engine == "vllm" else _draw_local(request, items),
         score,
         _credit(request),
         update,
@@ -76,30 +75,32 @@ def phases(request: PlanRequest, items: list[MemoryItem]) -> tuple[StepPhase, ..
     )
 
 
-def _draw_local(request: PlanRequest) -> StepPhase:
-    work, shape, gpu = request.drawn, request.shape, request.gpu
-    slots = min(request.recipe.rollout.batch, work.responses)
-    steps = decode_steps(work, slots)
-    keys = key_value_bytes(request.recipe, shape) * work.drawn * reached(work, slots)
-    limits = {
-        "reading memory": gpu_time.reading(steps * request.read_bytes + keys, gpu),
-        "products": gpu_time.products(decode_flops(shape, work), gpu),
-    }
-    bound = max(limits, key=lambda name: limits[name])
-    how = f"{steps:,.0f} steps of {slots} responses, bound by {bound}"
-    prefill = gpu_time.products(prefill_flops(shape, work), gpu)
-    return StepPhase("drawing", limits[bound] + steps * assumptions.LOCAL_STEP + prefill, how)
+def _draw_local(request: PlanRequest, items: list[MemoryItem]) -> StepPhase:
+    cache = next(item.bytes for item in items if item.name == "KV cache")
+    layer, beside = assumptions.DECODE_KERNELS
+    step = (request.shape.layers * layer + beside) * assumptions.GRAPH_KERNEL
+    return _draw(request, request.drawn, cache, request.recipe.rollout.batch, step)
 
 
 def _draw_vllm(request: PlanRequest, items: list[MemoryItem]) -> StepPhase:
-    work, shape, gpu = request.drawn, request.shape, request.gpu
+    work = request.drawn
     split = _split(request, [item for item in items if item.phase != "rollout"])
-    each = key_value_bytes(request.recipe, shape)
     cache = next(item.bytes for item in items if item.name == "KV cache")
     together = replace(work, groups=work.groups * split)  # drawn by one engine
-    slots = max(1, min(assumptions.ENGINE_SEQUENCES, together.responses, int(cache * split / (each * work.context))))
+    sums = 2 * request.shape.layers * assumptions.LATENCY * (split.bit_length() - 1)  # two a layer, over its GPUs
+    return _draw(request, together, cache * split, assumptions.ENGINE_SEQUENCES, assumptions.ENGINE_STEP + sums, split)
+
+
+def _draw(request: PlanRequest, together: Workload, cache: float, most: int, step: float, split: int = 1) -> StepPhase:
+    """Responses drawn ``together`` from weights that are split over GPUs.
+
+    At most ``most`` at a time, or as many as the cache (bytes) holds at their mean length; ``step`` is the seconds of
+    a step beside the GPU's work.
+    """
+    work, shape, gpu = request.drawn, request.shape, request.gpu
+    each = key_value_bytes(request.recipe, shape)
+    slots = max(1, min(most, together.responses, int(cache / (each * work.context))))
     steps = decode_steps(together, slots)
-    sums = 2 * shape.layers * assumptions.LATENCY * (split.bit_length() - 1)  # two a layer, over the engine's GPUs
     limits = {
         "reading memory": gpu_time.reading(steps * request.read_bytes / split + each * work.drawn * work.context, gpu),
         "products": gpu_time.products(decode_flops(shape, work), gpu),
@@ -108,7 +109,7 @@ def _draw_vllm(request: PlanRequest, items: list[MemoryItem]) -> StepPhase:
     on = "" if split == 1 else f" on {split} GPUs"
     how = f"{steps:,.0f} steps of {slots} responses{on}, bound by {bound}"
     prefill = gpu_time.products(prefill_flops(shape, work), gpu)
-    return StepPhase("drawing", limits[bound] + steps * (assumptions.ENGINE_STEP + sums) + prefill, how)
+    return StepPhase("drawing", limits[bound] + steps * step + prefill, how)
 
 
 def _score(request: PlanRequest) -> StepPhase:

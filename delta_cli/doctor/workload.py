@@ -105,12 +105,3 @@ def decode_steps(work: Workload, slots: int) -> float:
     All slots are busy until none waits; the one that is left longest then ends ``longest`` − ``mean`` later.
     """
     return work.mean * max(1.0, work.responses / slots) + work.longest - work.mean
-
-
-def reached(work: Workload, slots: int) -> float:
-    """Tokens of the longest among ``slots`` responses under way, its prompt included.
-
-    The age of what is under way is exponential too, and the mean of the largest of n is that of one times
-    1 + 1/2 + … + 1/n.
-    """
-    return work.prompt + min(float(work.longest), work.mean * sum(1 / n for n in range(1, slots + 1)))

@@ -60,6 +60,16 @@ def _ways(results: dict[str, Any], other: str) -> Iterator[str]:
         yield from (f"{results[way]['step']:.1f} s", f"{results[way]['speedup']:.2f}×")
 
 
+def _count_8b() -> Named:
+    """Drawing and a whole step of Qwen3-8B on one H200, counted and simulated."""
+    found = result("count_8b")
+    for name, drawing in found["drawing"].items():
+        yield f"count_8b.{name}", f"{drawing['seconds']:,.0f}"
+        yield f"count_8b.{name}_speed", f"{drawing['tokens_per_second']:,.0f}"
+        yield f"count_8b.{name}_step", f"{found['step_seconds'][name]:,.0f}"
+    yield "count_8b.rows", f"{found['drawing']['pages']['rows']:.0f}"
+
+
 def _real() -> Named:
     """A step of SmolLM2: on two cores, on an H100, and with half the groups of zero variance."""
     times, ways = result("real")["times_as_fast"], result("real")["results"]["ours"]["ways"]
@@ -156,4 +166,4 @@ def _inside_trl() -> Named:
     yield "credit.all", f"{1000 * row['ours']['seconds']:.0f}"
 
 
-SOURCES = (_speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)
+SOURCES = (_count_8b, _speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)

@@ -9,7 +9,7 @@ import pytest
 
 from delta_cli.doctor.fit import MachineMemory, fitting_overrides, with_fit
 from delta_cli.doctor.machine import Machine
-from delta_cli.doctor.memory import estimate_memory, peak_bytes
+from delta_cli.doctor.memory import peak_bytes
 from delta_cli.doctor.model_shape import shape_of
 from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
@@ -58,7 +58,7 @@ def test_what_is_set_suffices_is_needed_and_changes_no_result(
     assert fitted == with_overrides(loaded, overrides)
     assert overrides, "the recipe was meant not to fit"
     memory = MachineMemory(*shape_of(loaded.model.path), there, backend)
-    items = [item for item in estimate_memory(fitted, memory.shape, memory.config) if item.phase != "host"]
+    items = [item for item in memory.items(fitted) if item.phase != "host"]
     assert peak_bytes(items) <= there.device_memory
     for left_out in overrides:
         others = [each for each in overrides if each != left_out]
@@ -96,14 +96,14 @@ def test_the_doctor_says_the_verdict_first_and_what_fits(monkeypatch: pytest.Mon
 
 
 def test_a_plan_that_does_not_fit_is_exit_code_1_and_names_what_fits() -> None:
-    wrong = delta("doctor", "qwen3_8b", "--gpu", "h100", "--processes", "8")
+    wrong = delta("doctor", "qwen3_8b", "--gpu", "h100", "--processes", "4")
     lines = wrong.out.splitlines()
     assert wrong.code == 1
     assert lines[0].startswith("DOES NOT FIT: ")
     assert "Assumptions:" not in lines
     settings = " ".join(line.rstrip("\\") for line in lines if line.startswith("  --set ")).split()
     assert settings[0] == "--set"
-    right = delta("doctor", "qwen3_8b", "--gpu", "h100", "--processes", "8", "--details", *settings)
+    right = delta("doctor", "qwen3_8b", "--gpu", "h100", "--processes", "4", "--details", *settings)
     assert right.code == 0, right.out
     assert right.out.startswith("FITS: ")
     assert "Assumptions:" in right.out

@@ -15,7 +15,6 @@ from delta_cli.doctor.workload import (
     attention_flops,
     decode_steps,
     head_flops,
-    reached,
     score_flops,
     trunk_flops,
     update_flops,
@@ -91,9 +90,3 @@ def test_steps_of_slots_against_a_simulation(rows: int, slots: int) -> None:
 def test_steps_of_equal_responses_are_rounds() -> None:
     assert decode_steps(Workload(1, 8, 5, mean=10, longest=10), slots=4) == 20
     assert decode_steps(Workload(1, 8, 5, mean=10, longest=10), slots=8) == 10
-
-
-def test_the_longest_of_the_slots_against_a_simulation() -> None:
-    ages = np.random.default_rng(2).exponential(100, (20_000, 12)).max(axis=1).mean()
-    assert reached(Workload(1, 12, 30, 100, 10**6), 12) == pytest.approx(30 + ages, rel=0.02)
-    assert reached(Workload(1, 12, 30, 100, 150), 12) == 180
