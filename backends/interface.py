@@ -83,6 +83,11 @@ class Sampling:
             return False
         return int(tokens[-1]) in self.stop_ids or (self.stop is not None and self.stop.completed_by(tokens))
 
+    def before_stop(self, text: str) -> str:
+        """A response's text up to its first stop string, which is not part of the answer."""
+        strings = () if self.stop is None else self.stop.strings
+        return text[: min((place for place in map(text.find, strings) if place >= 0), default=len(text))]
+
     @property
     def truncates(self) -> bool:
         """Whether it samples from less than the whole distribution."""

@@ -111,7 +111,7 @@ def evaluate(
     from delta_cli.evaluation.evaluate import own_folder
     from delta_cli.reporting.evaluation_progress import evaluation_progress
     from delta_cli.rollout.worker import RolloutWorker
-    from delta_cli.training.setup import open_environments
+    from delta_cli.training.setup import open_episodes
 
     reference, settings, benchmarks = request.reference, request.settings, request.benchmarks
     place = out or request.place
@@ -125,7 +125,7 @@ def evaluate(
             raise UserError(f"{place}: holds a different evaluation; choose another folder with --out")
         environments = None
         if settings.environment is not None and reference.recipe is not None:
-            environments = stack.enter_context(open_environments(reference.recipe, tokenizer))
+            environments = open_episodes(reference.recipe, tokenizer, stack)
         progress = stack.enter_context(evaluation_progress(quiet))
         evaluation = evaluate_benchmarks(
             RolloutWorker(sampler, tokenizer, grader, settings.template, environments=environments),

@@ -15,7 +15,7 @@ from delta_cli.data.prompts import CHAT, encode_prompt, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, parse_recipe
-from delta_cli.training.setup import load_tokenizer
+from delta_cli.training.setup import given_problems, load_tokenizer
 
 SAMPLE = 200  # rows that tell which column is which
 
@@ -66,7 +66,7 @@ def show_data(source: str, model: str | None, overrides: tuple[str, ...] = ()) -
         changed = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model_path(chosen)})})
         tokenizer = load_tokenizer(changed)
     longest = recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" and not is_data else None
-    loaded = load_problems(recipe.data, recipe.run.seed, tokenizer, longest)
+    loaded = load_problems(recipe.data, recipe.run.seed, tokenizer, longest, given_problems(recipe))
     held_out = {problem.id for problem in loaded.held_out}
     template = recipe.data.prompt_template
     if tokenizer is None and template in CHAT:

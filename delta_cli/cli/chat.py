@@ -84,7 +84,11 @@ def chat(
         engine = stack.enter_context(closing(registry.create(backend, reference.settings)))
         reference.load_into(engine)
         environments = None
-        if recipe is not None and recipe.environment.used and template == recipe.data.prompt_template:
+        if (
+            recipe is not None
+            and recipe.environment.kind in ("text", "tools")
+            and template == recipe.data.prompt_template
+        ):
             environments = stack.enter_context(open_environments(recipe, tokenizer))
         _talk(Conversation(engine, tokenizer, template, sampling, system, environments), prompt)
 

@@ -73,18 +73,25 @@ class LoadedData:
 
 
 def load_problems(
-    data: DataSection, seed: int = 0, tokenizer: Tokenizer | None = None, max_prompt_tokens: int | None = None
+    data: DataSection,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    max_prompt_tokens: int | None = None,
+    given: Sequence[Problem] | None = None,
 ) -> LoadedData:
     """Read, check and split the problems of a recipe. The same arguments give the same problems.
 
     ``seed`` chooses ``data.limit`` problems and the held-out ones among them. With a tokenizer, problems whose prompt
-    has more than ``max_prompt_tokens`` are left out. Raises UserError if the source cannot be read or no problem is
-    left to train on.
+    has more than ``max_prompt_tokens`` are left out. ``given`` replaces the problems of the source. Raises UserError
+    if the source cannot be read or no problem is left to train on.
     """
-    if data.source in GENERATED:
+    if given is not None:
+        kept, report = list(given), LoadReport(len(given), len(given))
+    elif data.source in GENERATED:
         refuse_dataset_keys(data)
         return _generated(data, seed)
-    kept, report = _read(data)
+    else:
+        kept, report = _read(data)
     if tokenizer is not None and max_prompt_tokens is not None:
         fitting = _fitting(kept, data.prompt_template, tokenizer, max_prompt_tokens)
         left = {problem.id for problem in kept} - {problem.id for problem in fitting}

@@ -61,7 +61,7 @@ def open_dialogue(
     """
     if renderer == "template":
         return TemplateDialogue(tokenizer, tools)
-    known = _family(model, renderer)
+    known = find_family(model, renderer)
     return (
         TemplateDialogue(tokenizer, tools)
         if known is None
@@ -69,7 +69,7 @@ def open_dialogue(
     )
 
 
-def _family(model: str, renderer: str) -> str | None:
+def find_family(model: str, renderer: str) -> str | None:
     """The renderer of a model; None if its own template is to be used."""
     try:
         from renderers.base import MODEL_RENDERER_MAP

@@ -13,7 +13,7 @@ from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
 from delta_cli.rewards.weighted import WeightedReward
-from delta_cli.rollout.worker import RolloutWorker, before_stop
+from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.checkpoint_reference import CheckpointReference
 from delta_cli.seeds import derive
 
@@ -59,7 +59,7 @@ class Conversation:
         prompt = self._prompt(question)
         drawn = self.sampler.rollout(RolloutRequest((prompt,), sampling))
         self.asked += 1
-        answer = before_stop(self.tokenizer.decode(drawn.tokens), sampling)
+        answer = sampling.before_stop(self.tokenizer.decode(drawn.tokens))
         begun = opened_think(self.tokenizer.decode(prompt, skip_special=False))
         if self.template is None:
             self.messages.append({"role": "assistant", "content": begun + answer})

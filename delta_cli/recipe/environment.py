@@ -15,21 +15,27 @@ SHIPPED_ENVIRONMENTS = ("calculator",)  # of kind text
 class EnvironmentSection(Section):
     """Episodes of several turns: what answers when the model ends a turn. Absent: a response is one turn."""
 
-    kind: Literal["text", "tools"] | None = key(
+    kind: Literal["text", "tools", "verifiers"] | None = key(
         None,
         "text: the environment writes into the running text, for base models and games; tools: the model calls tools "
-        "in its chat template",
+        "in its chat template; verifiers: an environment of the package verifiers",
+    )
+    id: str | None = key(
+        None, "kind verifiers: the installed environment (taskset), which also gives the problems", min_length=1
     )
     file: str | None = key(
-        None, 'the environment\'s class as FILE.py:CLASS, or the shipped "calculator" of kind text', min_length=1
+        None,
+        'the environment\'s class as FILE.py:CLASS, or the shipped "calculator" of kind text; kind verifiers: a TOML '
+        "file with the environment's own settings",
+        min_length=1,
     )
     tools: tuple[str, ...] = key(
         (), "kind tools: functions as FILE.py:FUNCTION, and the shipped python and calculator", strict=False
     )
     renderer: str = key(
         "auto",
-        'kind tools: what extends a chat token by token: a name of the package renderers such as "qwen3", "template" '
-        "for the model's chat template; auto: by the model's name, else its template",
+        "kinds tools and verifiers: what extends a chat token by token: a name of the package renderers such as "
+        '"qwen3", "template" for the model\'s chat template; auto: by the model\'s name, else its template',
         min_length=1,
     )
     turns: int = key(8, "turns of the model in an episode, at most", "turns", ge=1, le=1000)
@@ -55,10 +61,16 @@ class EnvironmentSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.id is not None and self.kind != "verifiers":
+            raise ValueError('environment.id needs environment.kind = "verifiers"')
+        if self.kind == "verifiers":
+            if self.id is None or self.tools:
+                raise ValueError('environment.kind = "verifiers" needs environment.id, and no environment.tools')
+            return self
         if self.kind is None:
             named = [name for name in ("file", "tools") if getattr(self, name)]
             if named:
-                raise ValueError(f'environment.{named[0]} needs environment.kind = "text" or "tools"')
+                raise ValueError(f'environment.{named[0]} needs environment.kind = "text", "tools" or "verifiers"')
         elif self.kind == "text":
             if self.file is None:
                 raise ValueError('environment.kind = "text" needs environment.file = "FILE.py:CLASS" or "calculator"')

@@ -274,10 +274,13 @@ class Recipe(Section):
         check_rewards(self.rewards, self.rollout.max_tokens)
         if any(reward.kind == "environment" for reward in self.rewards) and not self.environment.used:
             raise ValueError('reward.kind = "environment" is the reward of an environment; add [environment]')
-        if self.update.old_logprobs == "rollout" and self.engine.kind != "local":
+        if self.update.old_logprobs == "rollout" and (
+            self.engine.kind != "local" or self.environment.kind == "verifiers"
+        ):
+            where = 'engine.kind = "vllm"' if self.engine.kind != "local" else 'environment.kind = "verifiers"'
             raise ValueError(
-                'update.old_logprobs = "rollout" needs entropies and features, which engine.kind = "vllm" does not '
-                'return; set update.old_logprobs = "recompute"'
+                f'update.old_logprobs = "rollout" needs entropies and features, which {where} does not return; set '
+                'update.old_logprobs = "recompute"'
             )
         if self.update.old_logprobs == "rollout" and self.correction.resolve().active:
             raise ValueError(

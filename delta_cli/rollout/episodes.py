@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -40,6 +40,17 @@ class Episode:
     ended: EpisodeEnd  # why: it was over, the limit of turns or of tokens was reached, or its environment failed
     reward: float | None  # the environment's own
     failure: str | None  # what failed, on one line
+
+
+class EpisodeRecords(Protocol):
+    """What a rollout says about its episodes afterwards."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which the sampler had nothing to do."""
+
+    def record(self, row: int) -> Episode:
+        """How an episode went, once its verdict is there."""
 
 
 @dataclass

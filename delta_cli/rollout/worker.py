@@ -27,11 +27,14 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, FIELD, encode_prompt, opened_think, render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
+from delta_cli.environments.verifiers_host import VerifiersHost
+from delta_cli.environments.verifiers_trace import PlayedEpisode
 from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
-from delta_cli.rollout.episodes import Episode, EpisodeDriver
+from delta_cli.rollout.episodes import Episode, EpisodeDriver, EpisodeRecords
+from delta_cli.rollout.played_episodes import PlayedRollout
 
 Item = TypeVar("Item")
 STOP_CHECK_SECONDS = 0.5  # between two checks for a stop request while verdicts are awaited
@@ -51,7 +54,7 @@ class PendingRollout:
     verdicts: tuple[Future[Verdict], ...]  # r
     ranks: Collective
     interrupt: Callable[[], None] = lambda: None
-    driver: EpisodeDriver | None = None  # of episodes
+    driver: EpisodeRecords | None = None  # of episodes
 
     def result(self) -> RolloutBatch:
         """Wait for the verdicts and exchange responses with the other ranks.
@@ -151,7 +154,7 @@ class RolloutWorker:
     template: str
     ranks: Collective = SOLO
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: no limit
-    environments: Environments | None = None  # of episodes of several turns
+    environments: Environments | VerifiersHost | None = None  # of episodes of several turns
 
     def sample(
         self,
@@ -167,6 +170,8 @@ class RolloutWorker:
         ``interrupt`` is called every few tokens and after each response; if it raises StopRequested on one rank,
         every rank raises it. ``entropies`` and ``proxy`` ask the sampler to keep entropies and features.
         """
+        if isinstance(self.environments, VerifiersHost):
+            return self._sample_played(self.environments, problems, sampling, on_sampled, interrupt)
         if self.environments is not None:
             return self._sample_episodes(problems, sampling, on_sampled, interrupt, entropies, proxy)
         prompts = tuple(map(self._encoded, problems))
@@ -182,7 +187,7 @@ class RolloutWorker:
             problem, count = problems[mine[place // samples]], len(tokens)
             ended = sampling.ends(tokens)
             text = self.tokenizer.decode(tokens)
-            texts[place] = think_tags[place // samples] + (before_stop(text, sampling) if ended else text)
+            texts[place] = think_tags[place // samples] + (sampling.before_stop(text) if ended else text)
             verdicts[place] = self.grader.submit(texts[place], problem, count, truncated=not ended)
             tokens_sampled += count
             on_sampled(len(texts), tokens_sampled)
@@ -213,7 +218,7 @@ class RolloutWorker:
         proxy: Proxy | None,
     ) -> PendingRollout:
         """As ``sample``; each response is an episode with an environment of its own."""
-        assert self.environments is not None
+        assert isinstance(self.environments, Environments)
         mine, rows = self._share(len(problems), sampling.samples)
         if (dialogue := self.environments.dialogue) is not None:
             sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *dialogue.stop_ids))))
@@ -264,6 +269,38 @@ class RolloutWorker:
             driver=driver,
         )
 
+    def _sample_played(
+        self,
+        host: VerifiersHost,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        on_sampled: OnSampled,
+        interrupt: Callable[[], None],
+    ) -> PendingRollout:
+        """As ``sample``; each response is an episode that its environment drives itself."""
+        mine, rows = self._share(len(problems), sampling.samples)
+        of_row = [problems[place] for place in mine for _ in range(sampling.samples)]
+        rollout = PlayedRollout(self.tokenizer, self.grader, of_row)
+
+        def grade(row: int, episode: PlayedEpisode) -> None:
+            rollout.grade(row, episode)
+            on_sampled(len(rollout.texts), rollout.tokens)
+            interrupt()
+
+        on_all_ranks(self.ranks, lambda: host.play(of_row, rows, sampling, self.sampler, interrupt, grade))
+        return PendingRollout(
+            problems=tuple(problems),
+            prompts=_shared(rollout.prompts, sampling.samples),
+            sampling=sampling,
+            rows=rows,
+            completions=rollout.completions(self.sampler.version),
+            texts=tuple(rollout.texts[row] for row in range(len(rows))),
+            verdicts=tuple(rollout.verdicts[row] for row in range(len(rows))),
+            ranks=self.ranks,
+            interrupt=interrupt,
+            driver=rollout,
+        )
+
     def _encoded(self, problem: Problem) -> Ids:
         """The prompt's ids, without the beginning of one that is too long."""
         if self.environments is not None and self.environments.dialogue is not None:
@@ -288,12 +325,6 @@ def _shared(prompts: Sequence[Ids], samples: int) -> tuple[Ids, ...]:
     return tuple(
         first if np.array_equal(prompt, first) else prompt for prompt, first in zip(prompts, firsts, strict=True)
     )
-
-
-def before_stop(text: str, sampling: Sampling) -> str:
-    """A response's text up to its first stop string, which is not part of the answer."""
-    strings = () if sampling.stop is None else sampling.stop.strings
-    return text[: min((place for place in map(text.find, strings) if place >= 0), default=len(text))]
 
 
 def on_all_ranks(ranks: Collective, work: Callable[[], Item]) -> Item:

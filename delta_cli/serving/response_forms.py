@@ -9,7 +9,6 @@ from typing import Any
 from backends.arrays import Floats, Ids
 from backends.interface import Sampling
 from delta_cli.data.tokenizer import Tokenizer
-from delta_cli.rollout.worker import before_stop
 from delta_cli.serving.endpoint_model import EndpointModel
 from delta_cli.serving.request_queue import FinishedResponse
 
@@ -75,7 +74,7 @@ def chat_choice(index: int, response: FinishedResponse, sampling: Sampling, toke
 def _text(response: FinishedResponse, sampling: Sampling, tokenizer: Tokenizer) -> str:
     """The text of a response without what ended it."""
     ended = bool(len(response.tokens)) and int(response.tokens[-1]) in sampling.stop_ids
-    return before_stop(tokenizer.decode(response.tokens[:-1] if ended else response.tokens), sampling)
+    return sampling.before_stop(tokenizer.decode(response.tokens[:-1] if ended else response.tokens))
 
 
 def _token_logprobs(names: Sequence[str], logprobs: Floats) -> list[Json]:

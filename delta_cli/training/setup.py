@@ -18,6 +18,7 @@ from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import CHAT, encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
+from delta_cli.environments.verifiers_host import VerifiersHost, task_problems
 from delta_cli.errors import UserError
 from delta_cli.evaluation import suites
 from delta_cli.evaluation.evaluate import Benchmark
@@ -79,7 +80,7 @@ def open_trainer(
         notify = partial(_tell, observer)
         drawing_ranks = ranks.separate() if recipe.engine.async_steps else ranks  # batches ahead: in another thread
         drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, drawing_ranks))
-        environments = stack.enter_context(open_environments(recipe, tokenizer)) if recipe.environment.used else None
+        environments = open_episodes(recipe, tokenizer, stack)
         template, longest = recipe.data.prompt_template, _prompt_tokens(recipe)
         yield Trainer(
             recipe,
@@ -104,6 +105,19 @@ def open_environments(recipe: Recipe, tokenizer: Tokenizer) -> Environments:
             f"data.template to {' or '.join(CHAT)}"
         )
     return Environments(recipe.environment, tokenizer, recipe.model.path, recipe.data.thinking)
+
+
+def open_episodes(recipe: Recipe, tokenizer: Tokenizer, stack: ExitStack) -> Environments | VerifiersHost | None:
+    """What plays the recipe's episodes, until ``stack`` closes it; None if a response is one turn.
+
+    Raises UserError if it does not fit the model or its template.
+    """
+    if not recipe.environment.used:
+        return None
+    if recipe.environment.kind != "verifiers":
+        return stack.enter_context(open_environments(recipe, tokenizer))
+    longest = recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
+    return stack.enter_context(VerifiersHost(recipe.environment, tokenizer, recipe.model.path, longest))
 
 
 def _prompt_tokens(recipe: Recipe) -> int | None:
@@ -181,10 +195,16 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None) -> LoadedData:
         recipe.run.seed,
         tokenizer,
         recipe.rollout.max_prompt_tokens if recipe.rollout.long_prompts == "drop" else None,
+        given_problems(recipe),
     )
     for reward in recipe.verifiers:
         check_answers(reward.kind, (*loaded.problems, *loaded.held_out))
     return loaded
+
+
+def given_problems(recipe: Recipe) -> list[Problem] | None:
+    """The problems that the recipe's environment brings; None: those of data.source. Raises UserError."""
+    return task_problems(recipe.environment) if recipe.environment.kind == "verifiers" else None
 
 
 def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
