@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -181,11 +182,12 @@ class PlayedRun:
             seconds["scores"] = seconds.get("scores", 0.0) + time.process_time() - start
             sizes[name] = ranks.received / 1e6
         held = HeldFeatures(None, own, len(self.ids), ranks)  # type: ignore[arg-type]  # no features either
+        per_token = np.repeat(advantages, self.lengths)
         start = time.process_time()
-        contrast = _Contrast(self.alpha[own].astype(np.float64), self.margins[own].astype(np.float64))
-        coefficients = contrast.over_all_ranks(held, np.repeat(advantages, self.lengths), CoefficientSettings())
+        contrast = _Contrast(self.alpha[own].astype(np.float64), self.margins[own].astype(np.float64), (1.0, 1.0))
+        coefficients = contrast.over_all_ranks(held, per_token, CoefficientSettings())
         seconds["coefficients"] = time.process_time() - start
-        sizes["coefficients and margins"] = 2 * ranks.received / 1e6
+        sizes["margins"] = ranks.received / 1e6
         everything = np.ones(len(self.ids), bool)
         return ScoredBatch(batch, advantages, found[0], found[1], None, None, everything), coefficients
 
@@ -238,13 +240,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--play", type=int, nargs="*", default=[0, 1, 63], help="the ranks that are played")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the median is taken")
     parser.add_argument("--out", type=Path, help="JSON with the numbers and the machine")
     options = parser.parse_args()
     run = PlayedRun(options.ranks, options.tokens, options.prompts, options.samples)
     results = []
     for rank in options.play:
-        with TemporaryDirectory() as folder:
-            seconds, sizes = run.play(rank, Path(folder))
+        rounds = []
+        for _ in range(options.rounds):
+            with TemporaryDirectory() as folder:
+                spent, sizes = run.play(rank, Path(folder))
+            rounds.append(spent)
+        seconds = {name: statistics.median(spent[name] for spent in rounds) for name in rounds[0]}
         beyond = sum(size for name, size in sizes.items() if "ids" not in name and "log-prob" not in name)
         results.append(
             {"rank": rank, "seconds": seconds, "total_seconds": sum(seconds.values()), "megabytes": sizes}

@@ -217,9 +217,26 @@ class _Contrast:
         if self.degenerate:
             zeros = np.zeros_like(advantages)
             return TokenCoefficients(np.ones_like(advantages), zeros, zeros, self.degenerate)
-        alpha, margins = held.scatter(self.alpha), held.scatter(self.margins)
+        if held.alone:
+            alpha, margins = held.scatter(self.alpha), held.scatter(self.margins)
+        else:
+            alpha, margins = self._of_all_tokens(held, advantages, settings)
         span = settings.lambda_max - settings.lambda_min
         return TokenCoefficients(settings.lambda_min + span * alpha, alpha, margins, temperatures=self.temperatures)
+
+    def _of_all_tokens(
+        self, held: HeldFeatures, advantages: Doubles, settings: CoefficientSettings
+    ) -> tuple[Doubles, Doubles]:
+        """Scores and margins [N]. Only tokens with an advantage cross; their scores follow from the margins."""
+        alpha, margins = np.zeros((2, held.count))
+        places = np.flatnonzero(advantages)
+        found = held.collect(self.margins, places)
+        margins[places] = found
+        if settings.score == "random" or np.isnan(self.temperatures).any():
+            alpha[places] = held.collect(self.alpha, places)
+        else:
+            alpha[places] = _score_margins(found, np.where(advantages[places] > 0, *self.temperatures), settings)
+        return alpha, margins
 
 
 def _contrast(
@@ -307,13 +324,19 @@ def _scores(
     settings: CoefficientSettings,
     rng: np.random.Generator,
 ) -> Doubles:
-    if settings.score == "hard":
-        alpha = (margins > 0).astype(np.float64)
-    elif settings.score == "random":
+    if settings.score == "random":
         alpha = rng.random(held.count)[held.index]  # the same numbers on any number of ranks
     else:
-        alpha = 0.5 + 0.5 * np.tanh(margins / (2 * np.select(list(members), list(gamma), 1.0)))  # sigmoid
+        alpha = _score_margins(margins, np.select(list(members), list(gamma), 1.0), settings)
     return np.where(members.any(axis=0), alpha, 0.0)
+
+
+def _score_margins(margins: Doubles, gamma: Doubles, settings: CoefficientSettings) -> Doubles:
+    """The scores of margins [n] of tokens of either side, each with its side's temperature [n]."""
+    if settings.score == "hard":
+        return (margins > 0).astype(np.float64)
+    found: Doubles = 0.5 + 0.5 * np.tanh(margins / (2 * gamma))  # sigmoid
+    return found
 
 
 def _contrast_groups(

@@ -64,6 +64,20 @@ class HeldFeatures:
         found[self.index] = values
         return self.sum(found)
 
+    def collect(self, values: Doubles, places: Ids) -> Doubles:
+        """The values at ``places`` [m], ascending, whichever rank holds them; the others do not cross between ranks."""
+        held = np.zeros(self.count, bool)
+        held[places] = True
+        own = held[self.index]
+        found = np.zeros(len(places))
+        found[np.searchsorted(places, self.index[own])] = values[own]
+        return self.sum(found)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is only one process."""
+        return self.ranks is None or self.ranks.size == 1
+
     def slice(self, start: int, stop: int) -> HeldFeatures:
         """The tokens start:stop of the batch."""
         first, last = (int(place) for place in np.searchsorted(self.index, [start, stop]))

@@ -153,6 +153,10 @@ def _processes() -> Named:
     yield "parallel.kept", f"{found['memory']['full']['kept']:.2f}"
     for sharding in ("full", "optimizer"):
         yield f"parallel.{sharding}.memory", f"{found['memory'][sharding]['resident']:.2f}"
+    ranks = result("ranks")["results"]
+    for name, choose in (("least", min), ("most", max)):
+        yield f"ranks.{name}", f"{choose(each['total_seconds'] for each in ranks):.1f}"
+    yield "ranks.beyond", f"{max(each['megabytes_beyond'] for each in ranks):.0f}"
 
 
 def _inside_trl() -> Named:
