@@ -103,7 +103,9 @@ class HttpServer:
             listener = await asyncio.start_server(self._connected, host, port, limit=HEAD_BYTES, backlog=self._most)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            started.set_exception(UserError(f"{host}:{port}: cannot listen there ({reason}); choose another --port"))
+            started.set_exception(
+                UserError(f"{host}:{port}: cannot listen there ({reason}); choose another --host or --port")
+            )
             return
         started.set_result((listener.sockets[0].getsockname()[1], lambda: loop.call_soon_threadsafe(stopped.set)))
         await stopped.wait()

@@ -277,7 +277,7 @@ def test_a_port_that_is_taken_is_one_line(client: Client, engine: Engine, tokeni
 
     server = HttpServer(nothing, print)
     with (
-        pytest.raises(UserError, match=r"cannot listen there .*; choose another --port"),
+        pytest.raises(UserError, match=r"cannot listen there .*; choose another --host or --port"),
         server.running("127.0.0.1", client.port),
     ):
         pass

@@ -13,6 +13,7 @@ from backends.interface import BackendError, Engine, PublishedWeights, RolloutRe
 from backends.vllm import VllmSampler
 from backends.vllm.sampler import seed_of
 from delta_cli.data.tokenizer import Tokenizer
+from delta_cli.serving.request_queue import QueuedPrompt, RequestQueue
 from tests.conformance.oracle import Oracle, cut_down
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
 from tests.conformance.tiny_model import VOCAB
@@ -79,6 +80,23 @@ def test_a_server_that_goes_on_a_token_too_long_is_cut(connect: Connect, trainer
     ask = api._complete
     api._complete = lambda request, *more, **named: ask({**request, "stop": []}, *more, **named)  # type: ignore[method-assign]
     assert same(pair.draw(stop=stop), expected)
+
+
+def test_the_token_endpoint_of_a_run_can_draw_with_vllm(connect: Connect, trainer: Engine) -> None:
+    """Environments of verifiers reach vLLM this way: calls of a batch are its requests, each with a seed of its own."""
+    pair = connect()
+    publish(trainer, pair.sampler)
+    found = []
+    for _ in range(2):
+        queue, sampling = RequestQueue(16), replace(SAMPLING, samples=1)
+        prompts = [QueuedPrompt(prompt, sampling, seed=7, logprobs=True) for prompt in PROMPTS]
+        queue.submit(prompts)
+        queue.run(pair.sampler, lambda: all(prompt.responses.done() for prompt in prompts))  # noqa: B023
+        found.append([prompt.responses.result()[0] for prompt in prompts])
+    for prompt, one, other in zip(PROMPTS, *found, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        alone = Sequences((prompt,), one.tokens, np.array([0, len(one.tokens)]), SAMPLING.temperature)
+        np.testing.assert_allclose(one.logprobs, trainer.score(alone).logprobs, atol=2e-6, rtol=0)
 
 
 def test_noise_is_a_function_of_seed_and_global_row(connect: Connect, trainer: Engine) -> None:
