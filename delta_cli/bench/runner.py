@@ -16,7 +16,7 @@ from delta_cli.runs.folder import JsonObject
 FINDING_TASKS = ("addition", "sparse", "words")
 ADAPTER_TASK = "addition"
 ADAPTER_SEEDS = 4
-GRADIENT_SEEDS = 8
+MEASURED_SEEDS, QUICK_MEASURED_SEEDS = 8, 2  # on which mistakes and gradients are measured
 
 
 def plan(
@@ -30,9 +30,10 @@ def plan(
     """Every unit of the protocol, seed by seed, so that what is cut short has all arms on the same seeds."""
     credits = [arm for arm in arms if arm.role != "reference"]
     given = tuple(changes)
+    measured = QUICK_MEASURED_SEEDS if quick else MEASURED_SEEDS
     for number, seed in enumerate(seeds):
         for task in tasks:
-            if task.name in FINDING_TASKS and number < GRADIENT_SEEDS:
+            if task.name in FINDING_TASKS and number < measured:
                 yield from (Unit("finding", task, arm, seed, backend, "full", given) for arm in credits)
                 yield from (Unit("gradient", task, arm, seed, backend, "full", given) for arm in arms)
             if task.name == ADAPTER_TASK and number < ADAPTER_SEEDS and not quick:

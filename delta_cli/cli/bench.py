@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 QUICK_TASKS = ["addition"]
 QUICK_ARMS = ["dapo", "wrong side × 0.5", "solver", "solver, flipped", "random", "surprisal"]
 FULL_TASKS = ["addition", "noisy"]
-QUICK_SEEDS, SEEDS = 3, 16
+QUICK_SEEDS, SEEDS = 12, 16
 
 
 @app.command(short_help="Compare a token credit of your own with others on equal terms.")

@@ -161,7 +161,7 @@ class Rescored:
         rng = np.random.default_rng(0)
         return trainer.credit(self.batch, scored, arguments.delta_section(), self.trainer.accelerator, 4, rng)
 
-    def score(self, arguments: DelTAArguments, batch: Batch) -> scoring.ScoredCompletions:
+    def score(self, arguments: DelTAArguments, batch: Batch, entropies: bool = False) -> scoring.ScoredCompletions:
         """The features of some of the rows, in chunks of eight."""
         Accelerator(cpu=True)  # a config that another test made has reset the state that all accelerators share
         scorer = scoring.FeatureScorer(self.trainer, arguments)
@@ -171,7 +171,7 @@ class Rescored:
         with scorer.scoring():
             forward = super(DelTATrainer, self.trainer)._get_per_token_logps_and_entropies
             width = batch["completion_ids"].shape[1]
-            return scorer.score(forward, self.trainer.model, ids, masks, width, batch_size=8)
+            return scorer.score(forward, self.trainer.model, ids, masks, width, batch_size=8, compute_entropy=entropies)
 
     def seen(self, found: BatchCredit) -> Seen:
         """What the slow oracle needs."""
@@ -295,6 +295,43 @@ def test_two_processes_are_credited_as_one(scope: str, rescored: Rescored, monke
         monkeypatch.setattr(Rank, "num_processes", 1)
         monkeypatch.setattr(Rank, "all", lambda self, mine: [mine])
         assert (credited(0) - whole[:8]).abs().max() > 1e-3
+
+
+FUNCTION = """
+def weights(batch):
+    assert (batch.entropies > 0).all() and len(batch.groups) == 16 and batch.pieces(0)
+    return 0.5 - batch.logprobs + batch.tokens % 7 + 10 * (batch.token_advantages > 0) + batch.groups[batch.rows]
+"""
+
+
+def test_a_weight_function_sees_the_batch_of_all_processes(
+    rescored: Rescored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one process and on two, with threads for processes; expected weights are computed from TRL's batch."""
+    (tmp_path / "mine.py").write_text(FUNCTION, encoding="utf-8")
+    arguments = DelTAArguments(delta_credit=f"{tmp_path}/mine.py:weights")
+    together, slots = threading.Barrier(2), [None, None]
+    ranks = [Rank(index, together, slots) for index in (0, 1)]
+    here = threading.local()
+    monkeypatch.setattr(credit_module, "gather_object", lambda item: [one for [one] in here.rank.all(item)])
+    batch, rng = rescored.batch, np.random.default_rng(0)
+    halves = [{name: value[8 * index : 8 * index + 8] for name, value in batch.items()} for index in (0, 1)]
+    scored = [rescored.score(arguments, half, entropies=True) for half in halves]
+
+    def credited(index: int) -> torch.Tensor:
+        here.rank = ranks[index]
+        section, function = arguments.delta_section(), arguments.weight_function()
+        decode = rescored.trainer._tokenizer.decode
+        return trainer.credit(halves[index], scored[index], section, ranks[index], 4, rng, function, decode, 3).weights
+
+    with ThreadPoolExecutor(2) as pool:
+        found = torch.cat(list(pool.map(credited, (0, 1)))).double().numpy()
+    counted = batch["completion_mask"].bool().numpy()
+    logps = torch.cat([each.logps for each in scored]).double().numpy()
+    expected = 0.5 - logps + batch["completion_ids"].numpy() % 7 + (np.arange(16) // 4)[:, None]
+    expected += 10 * (batch["advantages"].numpy() > 0)[:, None]
+    np.testing.assert_allclose(found[counted], expected[counted], rtol=1e-6)
+    assert (found[~counted] == 1).all()
 
 
 class Wide(TorchDispatchMode):
