@@ -53,13 +53,14 @@ class VerifiersHost:
     dialogue = None  # the environment renders chats itself
 
     def __init__(self, section: EnvironmentSection, tokenizer: Tokenizer, model: str, context: int) -> None:
-        self._name = str(section.id)
+        self._name, self._workers = str(section.id), section.workers
         self._env, self._tasks = load_tasks(section)
         self._tokenizer, self._model = tokenizer, model_path(model)
         self._context = min(context, context_of(self._model))
         self._renderer = None if section.renderer == "template" else find_family(model, section.renderer)
         self._queue = RequestQueue(MOST_RESPONSES)
         self._endpoints: Endpoints | None = None  # of the present rollout
+        self.waited = 0.0  # seconds of the last rollout in which there was nothing to draw
         self._stack = ExitStack()
 
     def __enter__(self) -> VerifiersHost:
@@ -96,11 +97,13 @@ class VerifiersHost:
         model = EndpointModel(SERVED_NAME, self._tokenizer, ANY_ID, self._context, sampling.max_tokens)
         self._endpoints = Endpoints(model, self._queue)
         seeds = [derive(sampling.seed, row, "verifiers") for row in rows.tolist()]
+        places = asyncio.Semaphore(self._workers)
         playing = [
-            asyncio.run_coroutine_threadsafe(self._play(self._tasks[problem.id], sampling, seed), event_loop())
+            asyncio.run_coroutine_threadsafe(self._play(self._tasks[problem.id], sampling, seed, places), event_loop())
             for problem, seed in zip(problems, seeds, strict=True)
         ]
         found: dict[int, PlayedEpisode] = {}
+        idle = self._queue.idle
 
         def done() -> bool:
             for place, episode in enumerate(playing):
@@ -116,17 +119,20 @@ class VerifiersHost:
         finally:
             for episode in playing:
                 episode.cancel()
+        self.waited = self._queue.idle - idle
         failures = {episode.failure for episode in found.values()}
         if len(found) > 1 and len(failures) == 1 and (failure := failures.pop()) is not None:
             raise UserError(f"every episode of {self._name} failed: {failure}")
         return [found[place] for place in range(len(playing))]
 
-    async def _play(self, task: Task[Any], sampling: Sampling, seed: int) -> PlayedEpisode:
+    async def _play(self, task: Task[Any], sampling: Sampling, seed: int, places: asyncio.Semaphore) -> PlayedEpisode:
+        """One episode, when one of the ``places`` is free."""
         from verifiers.v1.clients import ModelContext
 
         try:
             context = ModelContext(SERVED_NAME, self._client, _sampling_config(sampling, seed))
-            return played(await self._env.run_episode(task, context))
+            async with places:
+                return played(await self._env.run_episode(task, context))
         except Exception as error:  # an environment is a program and raises whatever it likes
             return failed(f"{type(error).__name__}: {error}")
 

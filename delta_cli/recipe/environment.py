@@ -43,7 +43,7 @@ class EnvironmentSection(Section):
         256, "longest text of the environment after a turn; more is cut, with a mark", "tokens", ge=8, le=10**6
     )
     seconds: float = key(10.0, "longest call of the environment; then the episode fails", "seconds", gt=0, le=3600)
-    workers: int = key(16, "calls of environments at the same time", "calls", ge=1, le=1024)
+    workers: int = key(16, "calls of environments at the same time; kind verifiers: episodes", "calls", ge=1, le=1024)
     errors: Literal["tell", "fail"] = key(
         "tell", "an exception in step or a tool: tell the model its text, or fail the episode"
     )

@@ -21,10 +21,9 @@ from delta_cli.rollout.episodes import Episode
 class PlayedRollout:
     """Grades the episodes of ``problems`` [R] as they end, and joins them; see ``episodes.EpisodeRecords``."""
 
-    waited = 0.0  # the sampler draws for other episodes meanwhile; idle time is not measured
-
     def __init__(self, tokenizer: Tokenizer, grader: WeightedReward, problems: Sequence[Problem]) -> None:
         self._tokenizer, self._grader, self._problems = tokenizer, grader, problems
+        self.waited = 0.0  # seconds in which the sampler had nothing to do
         self.episodes: dict[int, PlayedEpisode] = {}
         self.texts: dict[int, str] = {}
         self.verdicts: dict[int, Future[Verdict]] = {}

@@ -288,6 +288,7 @@ class RolloutWorker:
             interrupt()
 
         on_all_ranks(self.ranks, lambda: host.play(of_row, rows, sampling, self.sampler, interrupt, grade))
+        rollout.waited = host.waited
         return PendingRollout(
             problems=tuple(problems),
             prompts=_shared(rollout.prompts, sampling.samples),

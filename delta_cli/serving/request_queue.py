@@ -84,6 +84,7 @@ class RequestQueue:
         self.capacity = capacity  # of responses
         self._arrived: queue.SimpleQueue[QueuedPrompt | None] = queue.SimpleQueue()  # None: closed
         self.pending = 0  # responses that are waiting or under way
+        self.idle = 0.0  # seconds in which ``run`` had nothing to draw
         self._lock = threading.Lock()
         self._closed = False
 
@@ -147,13 +148,15 @@ class RequestQueue:
 
     def _gather(self, block: bool) -> list[QueuedPrompt]:
         """What has arrived. With ``block``, waits a while for the first prompt, then a moment for others."""
-        found = []
+        found, start = [], time.perf_counter()
         if block:
             try:
                 found.append(self._arrived.get(timeout=IDLE_SECONDS))
+                time.sleep(GATHER_SECONDS)
             except queue.Empty:
                 return []
-            time.sleep(GATHER_SECONDS)
+            finally:
+                self.idle += time.perf_counter() - start
         while not self._arrived.empty():
             found.append(self._arrived.get())
         return [prompt for prompt in found if prompt is not None]

@@ -172,7 +172,7 @@ class Listening:
 def test_every_token_is_the_one_that_was_sampled_after_its_context(folder: Path, settings: str) -> None:
     engine = registry.create("fake", BackendSettings.of(str(folder), frozen=True))
     tokenizer = Tokenizer.load(str(folder))
-    section = EnvironmentSection(kind="verifiers", id=GAME, file=settings, renderer="qwen3")
+    section = EnvironmentSection(kind="verifiers", id=GAME, file=settings, renderer="qwen3", workers=7)
     sampler, rows = Listening(engine), np.arange(12)
     with VerifiersHost(section, tokenizer, str(folder), 400) as host:
         problems = [problem for problem in task_problems(section)[:6] for _ in range(2)]
@@ -202,6 +202,7 @@ def test_every_token_is_the_one_that_was_sampled_after_its_context(folder: Path,
             spans += 1
             at = end + int(np.argmax(marks[end:])) if marks[end:].any() else len(ids)
     assert spans > 20
+    assert host.waited > 0
     assert len({episode.region.tobytes() for episode in first if episode.failure is None}) >= 8
 
 
