@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from backends import registry
-from backends.interface import BackendError, Bools, Engine, Floats, Ids, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, Engine, Floats, Ids, Sampling, Sequences
 from delta_cli.assets import model_path
 from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.deadline import Deadline, DeadlineExceeded
 from delta_cli.doctor.finding import Finding, gib
+from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.weighted import WeightedReward
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.training.setup import open_episodes
 from delta_cli.training.update import Updater
 
 PROMPT_SAMPLE = 16  # prompts to draw responses for
@@ -31,11 +35,9 @@ RESPONSE_SAMPLE = 8  # responses to each
 
 @dataclass(frozen=True)
 class SampledResponses:
-    """A few responses to the first problems, prompt-major."""
+    """A few responses to the first problems."""
 
-    problems: Sequence[Problem]
-    sequences: Sequences
-    truncated: Bools
+    batch: RolloutBatch
     seconds: float  # to draw them
 
 
@@ -54,11 +56,18 @@ def model_findings(
     try:
         yield Finding("ok", "model", f"{engine.parameters:,} parameters, {engine.trainable:,} trained")
         try:
-            sample = _draw(recipe, engine, tokenizer, data, deadline)
+            with ExitStack() as stack:
+                environments = open_episodes(recipe, tokenizer, stack)
+                template = recipe.data.prompt_template
+                worker = RolloutWorker(engine, tokenizer, grader, template, environments=environments)
+                sample = _draw(recipe, worker, data, deadline)
+        except UserError as error:
+            yield Finding("wrong", "environment", str(error))
+            return
         except DeadlineExceeded:
             yield _too_slow(recipe, deadline)
             return
-        yield from _outcomes(recipe, sample, tokenizer, grader)
+        yield from _outcomes(recipe, sample)
         for subject, what, check in (
             ("longest batch", "a forward and backward pass of the longest batch", partial(_longest, recipe, engine)),
             ("time", "a forward and backward pass of the drawn responses", partial(_times, recipe, engine, sample)),
@@ -83,51 +92,40 @@ def _too_slow(recipe: Recipe, deadline: Deadline) -> Finding:
     )
 
 
-def _draw(
-    recipe: Recipe, engine: Engine, tokenizer: Tokenizer, data: LoadedData, deadline: Deadline
-) -> SampledResponses:
+def _draw(recipe: Recipe, worker: RolloutWorker, data: LoadedData, deadline: Deadline) -> SampledResponses:
     """Responses to the first few problems; to more if time allows. Raises DeadlineExceeded."""
-    first = _draw_for(recipe, engine, tokenizer, data.problems[:FIRST_SAMPLE], deadline)
+    first = _draw_for(recipe, worker, data.problems[:FIRST_SAMPLE], deadline)
     if len(data.problems) <= FIRST_SAMPLE or first.seconds * PROMPT_SAMPLE / FIRST_SAMPLE > deadline.left / 2:
         return first
     try:
-        return _draw_for(recipe, engine, tokenizer, data.problems[:PROMPT_SAMPLE], deadline)
+        return _draw_for(recipe, worker, data.problems[:PROMPT_SAMPLE], deadline)
     except DeadlineExceeded:
         return first
 
 
 def _draw_for(
-    recipe: Recipe, engine: Engine, tokenizer: Tokenizer, problems: Sequence[Problem], deadline: Deadline
+    recipe: Recipe, worker: RolloutWorker, problems: Sequence[Problem], deadline: Deadline
 ) -> SampledResponses:
     count, limit = len(problems) * RESPONSE_SAMPLE, recipe.rollout.max_tokens
     deadline.say(f"drawing {count} responses of at most {limit} tokens")
-    prompts = tuple(encode_prompt(problem, recipe.data.prompt_template, tokenizer) for problem in problems)
-    temperature = recipe.rollout.temperature
-    start = time.perf_counter()
+    tokenizer, temperature = worker.tokenizer, recipe.rollout.temperature
     stop = tokenizer.stop_text(recipe.rollout.stop)
     sampling = Sampling(limit, tokenizer.eos_ids, temperature, samples=RESPONSE_SAMPLE, stop=stop)
-    drawn = engine.rollout(RolloutRequest(prompts, sampling, interrupt=deadline.check))
+    start = time.perf_counter()
+    pending = worker.sample(problems, sampling, interrupt=deadline.check)
     seconds = time.perf_counter() - start
-    repeated = tuple(prompt for prompt in prompts for _ in range(RESPONSE_SAMPLE))
-    sequences = Sequences(repeated, drawn.tokens, drawn.starts, temperature)
-    return SampledResponses(problems, sequences, drawn.truncated, seconds)
+    return SampledResponses(pending.result(), seconds)
 
 
-def _outcomes(
-    recipe: Recipe, sample: SampledResponses, tokenizer: Tokenizer, grader: WeightedReward
-) -> Iterator[Finding]:
+def _outcomes(recipe: Recipe, sample: SampledResponses) -> Iterator[Finding]:
     """Whether there is something to learn from the responses."""
-    lengths = sample.sequences.lengths
-    verdicts = [
-        grader.submit(
-            tokenizer.decode(sample.sequences.response(row)),
-            sample.problems[row // RESPONSE_SAMPLE],
-            int(lengths[row]),
-            bool(sample.truncated[row]),
-        )
-        for row in range(len(lengths))
-    ]
-    correct = np.array([verdict.result().correct for verdict in verdicts]).reshape(len(sample.problems), -1)
+    batch = sample.batch
+    lengths = batch.sequences.lengths
+    if batch.failed.any():
+        reasons = [episode.failure for episode in batch.episodes or () if episode.failure is not None]
+        text = f"{len(reasons)} of {len(batch.texts)} episodes failed, the first because {reasons[0]}"
+        yield Finding("wrong", "environment", text)
+    correct = batch.correct.reshape(len(batch.problems), -1)
     mixed = float(np.mean(correct.any(axis=1) & ~correct.all(axis=1)))
     text = f"{correct.mean():.0%} right; {mixed:.0%} of prompts have right and wrong responses"
     if mixed <= 0.2:
@@ -136,7 +134,7 @@ def _outcomes(
         )
     else:
         yield Finding("ok", "outcomes", text)
-    cut = float(sample.truncated.mean())
+    cut = float(batch.truncated.mean())
     advice = "; raise rollout.max_tokens" if cut >= 0.5 else ""
     if cut >= 0.5 and not correct.any() and not recipe.rollout.stop:
         advice += ", or put the string that follows an answer into rollout.stop"
@@ -174,15 +172,15 @@ def _times(recipe: Recipe, engine: Engine, sample: SampledResponses) -> Iterator
     """The time of a step and of the run, with each phase of the sample scaled by its number of responses."""
     proxy = Updater(recipe, engine).proxy
     start = time.perf_counter()
-    scores = engine.score(sample.sequences, proxy)
+    scores = engine.score(sample.batch.sequences, proxy)
     if scores.features:
         scores.features.close()
     scored = time.perf_counter()
-    engine.accumulate(sample.sequences, _negligible)
+    engine.accumulate(sample.batch.sequences, _negligible)
     engine.step(0.0)
     updated = time.perf_counter()
     responses = recipe.rollout.prompts * recipe.rollout.responses
-    share = responses / len(sample.sequences)
+    share = responses / len(sample.batch.sequences)
     phases = {
         "rollout": sample.seconds * share,
         "score": (scored - start) * share,

@@ -33,7 +33,9 @@ ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_g
 TRIPWIRES = (
     Tripwire(
         "not_a_number",
-        lambda now, first: any(name in now and math.isnan(now[name]) for name in ALWAYS),
+        lambda now, first: (
+            any(name in now and math.isnan(now[name]) for name in ALWAYS) and not now["environment_failures"] > 0
+        ),
         "a number of this step was NaN or infinite and is null in metrics.jsonl: weights, log-probabilities or "
         "gradients are breaking down. Stop, resume from an earlier checkpoint with a lower update.learning_rate, or "
         'use model.dtype = "float32"',
@@ -59,7 +61,7 @@ TRIPWIRES = (
     ),
     Tripwire(
         "groups_equal",
-        lambda now, first: now["zero_variance_groups"] == 1 and now["updates"] == 0,
+        lambda now, first: now["zero_variance_groups"] == 1 and now["updates"] == 0 and now["accuracy"] >= 0,
         "every group has zero variance: all responses to a prompt got the same reward (accuracy {accuracy:.0%}). This "
         "step learned nothing and left the weights unchanged. Choose harder or easier problems, or set "
         "rollout.dynamic_sampling = true",
@@ -124,6 +126,12 @@ TRIPWIRES = (
         lambda now, first: now["reward_failures"] > 0,
         "{reward_failures} verifications were killed or failed and count as reward 0; rollouts/ has the reasons. "
         "Raise reward.timeout if the machine is slow",
+    ),
+    Tripwire(
+        "environment_failures",
+        lambda now, first: now["environment_failures"] > 0,
+        "{environment_failures} episodes failed with their environment and are left out; rollouts/ has the reasons "
+        "under failure. Mend the environment, or raise environment.seconds if it is slow",
     ),
     Tripwire(
         "nonfinite",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from backends import registry
+from backends.collective import SOLO
 from backends.interface import Sampling, Sequences
 from delta_cli.cli import app
+from delta_cli.data import arithmetic
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.recipe.backend_settings import backend_settings
+from delta_cli.recipe.data import Arithmetic
 from delta_cli.recipe.environment import EnvironmentSection
 from delta_cli.reporting.html_pages import inspection_page
 from delta_cli.reporting.inspection import inspect_run, to_json
@@ -27,12 +33,14 @@ from delta_cli.reporting.inspection_text import render
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.episodes import Episode, EpisodeDriver
+from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.records import RecordedRun
 from delta_cli.training import setup
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.update import batch_advantages
 
+from ..credit.ranks import ThreadRanks, on_ranks
 from ..harness import CLOCKS, Watcher
 
 CALCULATOR = {
@@ -146,6 +154,45 @@ def test_eval_and_chat_use_the_runs_environment(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["chat", str(tmp_path / "run"), "--backend", "fake", "--prompt", "47+38=?"])
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("7+8=15 4+3+1=8 ")
+
+
+class Ranks(ThreadRanks):
+    """Ranks as threads, which add up arrays of any type."""
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sum(self.gather(array), axis=0))
+
+
+def test_several_ranks_draw_the_episodes_of_one() -> None:
+    """Regions, records and rewards in the same order, whoever drew them; prompts of a group share an array."""
+    recipe = recipe_with()
+    tokenizer = Tokenizer.load(_tiny())
+    problems = arithmetic.problems(Arithmetic(operation="add", digits=2), 5, 0)
+    ends = tokenizer.stop_text(recipe.rollout.stop)
+    sampling = Sampling(max_tokens=48, stop_ids=tokenizer.eos_ids, samples=3, seed=7, stop=ends)
+
+    def work(ranks: Any) -> RolloutBatch:
+        engine = registry.create("fake", backend_settings(recipe))
+        with Environments(recipe.environment, tokenizer, "tiny") as environments, setup.make_grader(recipe) as grader:
+            worker = RolloutWorker(engine, tokenizer, grader, "chat", ranks, environments=environments)
+            return worker.sample(problems, sampling, entropies=True).result()
+
+    alone = work(SOLO)
+    assert alone.sequences.regions is not None
+    for found in on_ranks(2, lambda ranks: work(Ranks(ranks.rank, ranks.size, ranks.meeting))):
+        regions = found.sequences.regions
+        np.testing.assert_array_equal(regions.ids, alone.sequences.regions.ids)
+        np.testing.assert_array_equal(regions.own, alone.sequences.regions.own)
+        np.testing.assert_array_equal(found.sequences.tokens, alone.sequences.tokens)
+        np.testing.assert_array_equal(found.sequences.starts, alone.sequences.starts)
+        np.testing.assert_allclose(found.engine_logprobs, alone.engine_logprobs, atol=1e-6)
+        assert found.texts == alone.texts
+        assert found.verdicts == alone.verdicts
+        for one, other in zip(found.episodes, alone.episodes or (), strict=True):
+            assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+        for row, prompt in enumerate(found.sequences.prompts):
+            assert prompt is found.sequences.prompts[row - row % 3]
+            np.testing.assert_array_equal(prompt, alone.sequences.prompts[row])
 
 
 def test_the_second_half_of_a_run_continues_the_first(tmp_path: Path) -> None:

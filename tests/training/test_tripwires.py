@@ -92,6 +92,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),
     "coefficients_equal": ({"coefficient_std": 0.0}, "delta.lambda_min"),
     "reward_failures": ({"reward_failures": 3}, "reward.timeout"),
+    "environment_failures": ({"environment_failures": 2}, "2 episodes failed"),
     "nonfinite": ({"nonfinite_updates": 1}, "update.learning_rate"),
     "swapping": ({"swapped": 2**30}, "1,073,741,824 bytes"),
 }
