@@ -40,24 +40,24 @@ class Qwen3Config:
 
 
 @dataclass
-class KeyValueCache:
+class NumpyCache:
     """Rotated keys and values of the positions so far, one slot for each position: [layers, B, G, slots, D]."""
 
     keys: Doubles
     values: Doubles
 
     @classmethod
-    def empty(cls, config: Qwen3Config, rows: int, slots: int) -> KeyValueCache:
+    def empty(cls, config: Qwen3Config, rows: int, slots: int) -> NumpyCache:
         shape = (config.layers, rows, config.kv_heads, slots, config.head_dim)
         return cls(np.zeros(shape), np.zeros(shape))
 
-    def select(self, rows: Ids) -> KeyValueCache:
+    def select(self, rows: Ids) -> NumpyCache:
         """A cache with the sequences at ``rows``, in that order; a sequence may be repeated."""
-        return KeyValueCache(self.keys[:, rows], self.values[:, rows])
+        return NumpyCache(self.keys[:, rows], self.values[:, rows])
 
-    def extended(self, other: KeyValueCache) -> KeyValueCache:
+    def extended(self, other: NumpyCache) -> NumpyCache:
         """A cache with the sequences of both, this one's first."""
-        return KeyValueCache(
+        return NumpyCache(
             np.concatenate([self.keys, other.keys], axis=1), np.concatenate([self.values, other.values], axis=1)
         )
 
@@ -85,7 +85,7 @@ class Qwen3:
         self.grads = {name: np.zeros_like(weight) for name, weight in weights.items()}
         self.head = EMBEDDING if config.tied else HEAD
 
-    def trunk(self, ids: Ids, positions: Ids, cache: KeyValueCache | None = None) -> tuple[Doubles, Back]:
+    def trunk(self, ids: Ids, positions: Ids, cache: NumpyCache | None = None) -> tuple[Doubles, Back]:
         """Ids and positions [B, T] to post-norm hidden states [B, T, H], the input of the head.
 
         Without a cache, the tokens attend to each other only, and their positions are 0, 1, 2, … in every row.
@@ -109,7 +109,7 @@ class Qwen3:
         return x, back_trunk
 
     def _residual(
-        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: KeyValueCache | None
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: NumpyCache | None
     ) -> tuple[Doubles, Back]:
         """x + attention(norm(x)), then the same with the gated unit. [B, T, H]"""
         y, norm1 = self._rms_norm(f"{prefix}.input_layernorm.weight", x)
@@ -125,7 +125,7 @@ class Qwen3:
         return x + y, back
 
     def _attention(
-        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: KeyValueCache | None
+        self, prefix: str, layer: int, x: Doubles, positions: Ids, angles: Doubles, cache: NumpyCache | None
     ) -> tuple[Doubles, Back]:
         """Causal attention; M query heads share a key-value head. [B, T, H]"""
         B, T, _ = x.shape

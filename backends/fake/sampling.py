@@ -9,7 +9,7 @@ import numpy as np
 
 from backends.arrays import Doubles
 from backends.batching import uniforms
-from backends.fake.qwen3 import KeyValueCache, Qwen3
+from backends.fake.qwen3 import NumpyCache, Qwen3
 from backends.interface import Bools, Floats, Ids, OnFinished, Proxy, RolloutRequest, Sampling
 
 MakeFeatures = Callable[
@@ -81,7 +81,7 @@ class FakeRollout:
         self.length = np.zeros(len(rows), dtype=np.int64)  # tokens of each region so far
         self.turn = np.zeros(len(rows), dtype=np.int64)  # where the present turn begins
         self.finished: dict[int, DrawnResponse] = {}
-        self.waiting: dict[int, tuple[KeyValueCache, int]] = {}  # caches and next positions of rows, by line
+        self.waiting: dict[int, tuple[NumpyCache, int]] = {}  # caches and next positions of rows, by line
         self.hidden, self.cache, self.positions = _prefill(
             model, request.prompts, rows // sampling.samples, sampling.max_tokens
         )
@@ -169,7 +169,7 @@ class FakeRollout:
             self.on_finished(row, self.tokens[i, part])
 
 
-def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, KeyValueCache, Ids]:
+def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> tuple[Doubles, NumpyCache, Ids]:
     """One forward pass per distinct prompt, with its result repeated for the rows that answer it.
 
     Returns the state that predicts the first token [B, H], the cache, and the next position [B].
@@ -179,7 +179,7 @@ def _prefill(model: Qwen3, prompts: Sequence[Ids], of_row: Ids, slots: int) -> t
     ids = np.zeros((len(used), lengths.max()), dtype=np.int64)
     for row, i in enumerate(used):
         ids[row, : lengths[row]] = prompts[i]
-    cache = KeyValueCache.empty(model.config, len(used), int(lengths.max()) + slots)
+    cache = NumpyCache.empty(model.config, len(used), int(lengths.max()) + slots)
     states, _ = model.trunk(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape), cache)
     last = states[np.arange(len(used)), lengths - 1]
     # Slots past a short prompt hold padding, which is overwritten before any token attends to it.
