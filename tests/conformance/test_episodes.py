@@ -94,6 +94,30 @@ def test_regions_without_an_environment_change_no_bit(make: Make, sequences: Seq
         np.testing.assert_array_equal(one, other)
 
 
+def test_what_no_later_token_attends_to_changes_nothing(make: Make) -> None:
+    """Other text of the environment after the last token of a response: scores, loss and gradient stay."""
+    first = make_episodes()
+    assert first.regions is not None
+    ids, own = first.regions.ids.copy(), first.regions.own
+    after = np.zeros(len(ids), dtype=bool)
+    for start, stop in zip(first.regions.starts, first.regions.starts[1:], strict=False):
+        last = np.flatnonzero(own[start:stop]).max(initial=-1)
+        after[start + last + 1 : stop] = last >= 0
+    assert after.sum() > 1
+    ids[after] = (ids[after] + 5) % VOCAB
+    other = replace(first, regions=ResponseRegions(ids, own, first.regions.starts))
+    found = []
+    for batch in (first, other):
+        backend = make()
+        scores = backend.score(batch, Proxy())
+        assert scores.features is not None
+        loss = backend.accumulate(batch, Clipped(batch, scores.logprobs))
+        sums = scores.features.weighted_sum(np.eye(len(batch.tokens)))
+        found.append((scores.logprobs, scores.entropies, sums, loss, backend.step(LEARNING_RATE)))
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_against_an_independent_transcription(
     make: Make, folder: Path, preset: str, tolerance: Tolerance

@@ -193,6 +193,21 @@ def test_tools_of_a_class_and_functions(code: Path) -> None:
     opened.close()
 
 
+def test_the_game_of_the_document(tmp_path: Path) -> None:
+    """The class in docs/environments.md, as it stands there."""
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    (tmp_path / "game.py").write_text(code)
+    opened = EnvironmentProcesses("text", f"{tmp_path / 'game.py'}:HigherOrLower", (), 5.0, tells_errors=False)
+    session = opened.session()
+    assert session.reset({"id": "1", "question": "Guess:", "answer": "31"}) is None
+    answers = [session.step(guess) for guess in (" 20?", " 40?", " no?", " 31?")]
+    assert [turn.text for turn in answers] == [" higher,", " lower,", " lower,", ""]
+    assert [(turn.done, turn.reward) for turn in answers] == [(False, 0.0)] * 3 + [(True, 1.0)]
+    session.close()
+    opened.close()
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
