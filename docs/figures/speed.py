@@ -170,4 +170,15 @@ def _inside_trl() -> Named:
     yield "credit.all", f"{1000 * row['ours']['seconds']:.0f}"
 
 
-SOURCES = (_count_8b, _speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)
+def _graders() -> Named:
+    counts = result("math_verify_cases")["results"]
+    for name, count in (
+        ("pairs", "pairs"),
+        ("expected", "as expected"),
+        ("refused", "refused"),
+        ("accepted", "accepted"),
+    ):
+        yield f"math_verify.{name}", str(counts[count])
+
+
+SOURCES = (_graders, _count_8b, _speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)

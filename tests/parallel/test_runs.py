@@ -174,6 +174,9 @@ def test_an_interrupted_run_resumes_to_the_same_result(how: str, straight: Path,
     said = r"stopped after step \d" if how == "stopped" else r"delta: rank \d was ended by SIGKILL"
     assert re.search(said, text)
     assert "Traceback" not in text
+    ending = json.loads((broken / "end.json").read_text())
+    assert ending["state"] == ("stopped" if how == "stopped" else "failed")
+    assert how == "stopped" or re.fullmatch(r"rank \d was ended by SIGKILL", ending["reason"])
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", str(broken), str(other)], check=True)
     resume(broken, 2)

@@ -130,3 +130,14 @@ ALLOWED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_is_unusual_is_passed(name: str) -> None:
     assert reward(*ALLOWED[name]) == 1.0
+
+
+def test_all_of_nothing_counts_beside_an_all_of_something() -> None:
+    """The first test is right for a program that returns nothing for 0; alone it would check nothing."""
+    tests = "assert all(x > 0 for x in f(0))\nassert all(x > 0 for x in f(3))\nassert f(2) == [1, 2]"
+    programs = "def f(n): return list(range(1, n + 1))", "def f(n): return [5] if n == 3 else []"
+    shares = [
+        code_reward(f"```python\n{each}\n```", {"type": "asserts", "code": tests}, mode="share", seconds=20)
+        for each in (*programs, NOTHING)
+    ]
+    assert shares == [1.0, 2 / 3, 0.0]
