@@ -112,7 +112,8 @@ def evaluate(
         return
     console = Console()
     console.print(render(found))
-    say(f"written to {folder / 'evaluation.json'}; the wrong answers: delta inspect {folder}")
+    say(f"written to {folder / 'evaluation.json'}")
+    say(f"to see the wrong answers: delta inspect {folder}")
 
 
 @app.command(short_help="Compare two evaluations.")

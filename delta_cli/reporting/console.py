@@ -72,9 +72,9 @@ class PlainObserver(Observer):
         self._print(f"{visible(title)}: {count(steps, 'step')}{resumed}{where}")
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Announce an evaluation, and any phase that begins after a long silence."""
+        """Announce an evaluation before the first step, and any phase that begins after a long silence."""
         self._phase = PhaseProgress(name, total)
-        if name == "evaluate":
+        if name == "evaluate" and not self._pace.done:
             self._print(f"evaluating on held-out problems: {count(total, 'response')}")
         else:
             self._say_where()

@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_evaluation_is_opened_with_its_wrong_answers_first(run: Path) -> None:
     said = delta("eval", run, "--backend", "fake", "--samples", "2", "--limit", "5")
     assert said.code == 0, said.err
-    [hint] = [line for line in said.out.splitlines() if "the wrong answers: delta inspect" in line.replace("\n", " ")]
+    [hint] = [line for line in said.out.splitlines() if line.startswith("to see the wrong answers: delta inspect ")]
     folder = Path(hint.rpartition(" ")[2])
     found = inspect_evaluation(folder)
     shares = [each.right for each in found.problems]
