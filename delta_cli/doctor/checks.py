@@ -153,7 +153,11 @@ def _advice(recipe: Recipe, memory: MachineMemory) -> str:
     """The keys that make a recipe fit; empty if it fits, or if no such keys suffice."""
     known = memory.machine.device_memory > 0
     overrides = fitting_overrides(recipe, memory.excess, memory.separate) if known else None
-    return f"It fits with: --set {' --set '.join(overrides)} (delta train RECIPE --fit does this)" if overrides else ""
+    return (
+        f"It fits with: --set {' --set '.join(overrides)}, which delta train sets if --fit is given"
+        if overrides
+        else ""
+    )
 
 
 def _fits(subject: str, items: Sequence[MemoryItem], total: int, available: int, advice: str) -> Finding:
