@@ -128,6 +128,7 @@ class Trainer:
     def _notice_slower_path(self) -> None:
         """Say once if a fast kernel of the device is not used, which may only show when it is first needed."""
         if self.learner.slower_path and "slower_path" not in self._noticed:
+            self._noticed.add("slower_path")
             self._notice(Notice("slower_path", self.learner.slower_path))
 
     def _step(self) -> None:
