@@ -15,11 +15,11 @@ from backends.torch.cache import KeyValueCache, Prefix
 from backends.torch.cache_size import CacheBudget, new_cache
 from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.decoder import Decoder
-from backends.torch.drawing import TokenDrawer
 from backends.torch.features import DrawnFeatures, TorchFeatureCollector
 from backends.torch.memory import on_device, out_of_memory
 from backends.torch.model import TorchPolicy
 from backends.torch.prefill import prefill
+from backends.torch.sampling import TokenDrawer
 
 # Tokens drawn between two checks for finished responses. On CUDA each check waits for the device, and a few
 # tokens drawn past the end cost less; on a CPU checking is free.
