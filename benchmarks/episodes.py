@@ -2,8 +2,8 @@
 
     python benchmarks/episodes.py --out benchmarks/results/episodes.json
 
-A turn has 40 tokens and an answer 20. Environments answer at once, or every tenth call takes a second. Processor time is
-measured beside the clock, because it does not depend on what else the machine does.
+A turn has 40 tokens and an answer 20. Environments answer at once, or every tenth call takes a second. Processor time
+is measured beside the clock, because it depends less on what else the machine does.
 """
 
 from __future__ import annotations
