@@ -156,6 +156,11 @@ def _processes() -> Named:
     ranks = result("ranks")["results"]
     for name, choose in (("least", min), ("most", max)):
         yield f"ranks.{name}", f"{choose(each['total_seconds'] for each in ranks):.1f}"
+    hang = result("hang")["hang"]
+    yield "hang.trials", str(hang["trials"])
+    yield "hang.timeout", f"{hang['timeout']:g}"
+    yield "hang.timeout_seconds", f"{max(hang['ended_by_timeout']):.0f}"
+    yield "hang.ctrl_c_seconds", f"{max(hang['ended_by_ctrl_c']):.0f}"
     yield "ranks.beyond", f"{max(each['megabytes_beyond'] for each in ranks):.0f}"
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -378,3 +378,15 @@ def test_the_parts_of_the_memory_are_one_line_unless_asked_for(capsys: pytest.Ca
     assert re.search(r"memory .*; its parts: --details", short)
     assert report(recipe, "fake", run_model=False, details=True)
     assert "memory, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_the_copy_of_a_checkpoint_is_counted(sharding: Literal["none", "full"]) -> None:
+    """Weights and two moments of 4 bytes each, of which a process of eight holds an eighth if they are split."""
+    recipe = load_recipe(None, ["checkpoint.async_save=true"])
+    shape, config = shape_of(recipe.model.path)
+    layout = ShardingLayout(8, sharding)
+    host = {item.name: item.bytes for item in estimate_memory(recipe, shape, config, layout) if item.phase == "host"}
+    assert host["checkpoint, copied"] == pytest.approx(12 * shape.parameters / layout.parts, rel=1e-3)
+    plain = estimate_memory(load_recipe(None), shape, config, layout)
+    assert "checkpoint, copied" not in {item.name for item in plain}
