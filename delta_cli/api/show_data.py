@@ -11,7 +11,7 @@ from delta_cli.data import sources
 from delta_cli.data.columns import find_columns
 from delta_cli.data.loading import LEFT_OUT, LoadReport, load_problems
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import CHAT, encode_prompt, render
+from delta_cli.data.prompts import CHAT, encode_prompt, render_problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, parse_recipe
@@ -91,9 +91,7 @@ def _shown(problem: Problem, held_out: bool, template: str, tokenizer: Tokenizer
     if tokenizer is None:
         return ShownProblem(problem.id, held_out, problem.question, None, problem.answer)
     tokens = encode_prompt(problem, template, tokenizer)
-    return ShownProblem(
-        problem.id, held_out, render(template, problem.question, tokenizer), len(tokens), problem.answer
-    )
+    return ShownProblem(problem.id, held_out, render_problem(template, problem, tokenizer), len(tokens), problem.answer)
 
 
 def _order(name: str) -> tuple[int, str]:

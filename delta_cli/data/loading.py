@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,8 +131,8 @@ def generate(source: ProblemSource, count: int, seed: int, split: DataSplit) -> 
 
 def refuse_dataset_keys(source: ProblemSource) -> None:
     """Raise UserError if a key of data sets is set for a generated source, which has no rows and no fields."""
-    for name in (*LAYOUT_KEYS, "layout"):
-        if getattr(source, name) is not None:
+    for name in (*LAYOUT_KEYS, "layout", "columns"):
+        if getattr(source, name) not in (None, ()):
             raise UserError(
                 f"data.{name}: this key is for files and data sets; the problems of {source.source} are generated and "
                 "have no fields; remove it"
@@ -166,8 +167,10 @@ def _read(source: ProblemSource) -> tuple[list[Problem], LoadReport]:
     """Every usable problem of a file or data set, in order."""
     layout = _layout_of(source)
     condition = Filter(layout.filter) if layout.filter else None
-    rows = sources.rows(source.source, layout.config, layout.split, _columns(layout, condition), layout.files)
-    return _collect(rows, source.source, layout, condition)
+    rows = sources.rows(
+        source.source, layout.config, layout.split, _columns(layout, condition) | set(source.columns), layout.files
+    )
+    return _collect(rows, source, layout, condition)
 
 
 def _fitting(problems: Sequence[Problem], template: str, tokenizer: Tokenizer, limit: int) -> list[Problem]:
@@ -217,9 +220,9 @@ def _columns(layout: DatasetLayout, condition: Filter | None) -> set[str]:
 
 
 def _collect(
-    rows: sources.LocatedRows, source: str, layout: DatasetLayout, condition: Filter | None
+    rows: sources.LocatedRows, source: ProblemSource, layout: DatasetLayout, condition: Filter | None
 ) -> tuple[list[Problem], LoadReport]:
-    kept: dict[str, Problem] = {}  # by question
+    kept: dict[str, Problem] = {}  # by question, with the turns before it
     left_out: Counter[str] = Counter()
     listed: list[LeftOutRow] = []
     read = 0
@@ -231,11 +234,13 @@ def _collect(
             reason = "empty"
         elif (answer := _answer(row, layout)) is None:
             reason = "without_gold"
-        elif question in kept:
+        elif (chat := _chat(turns := _earlier_turns(row, layout), question)) in kept:
             reason = "duplicated"
         else:
             own_id = row.get(layout.id) if layout.id else None
-            kept[question] = Problem(str(read if own_id is None else own_id), question, answer, source)
+            columns = {name: row[name] for name in source.columns}
+            number = str(read if own_id is None else own_id)
+            kept[chat] = Problem(number, question, answer, source.source, columns=columns, turns=turns)
             continue
         left_out[reason] += 1
         if left_out[reason] <= LISTED:
@@ -251,6 +256,20 @@ def _question(row: DataRow, layout: DatasetLayout) -> str:
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     return value.strip() if isinstance(value, str) else ""
+
+
+def _earlier_turns(row: DataRow, layout: DatasetLayout) -> tuple[Mapping[str, str], ...]:
+    """The turns of a chat before its last one, as role and content; empty if the question is a text."""
+    value = None if layout.read_question else filters.field(row, layout.question)
+    if not isinstance(value, list):
+        return ()
+    turns = [turn for turn in value[:-1] if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
+    return tuple({"role": str(turn.get("role", "user")), "content": turn["content"]} for turn in turns)
+
+
+def _chat(turns: Sequence[Mapping[str, str]], question: str) -> str:
+    """What tells a problem from others: its question, and the turns before it if there are any."""
+    return json.dumps([*turns, question]) if turns else question
 
 
 def _encodable(text: str, where: str) -> str:

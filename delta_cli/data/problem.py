@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DataRow = Mapping[str, Any]  # one row of a data set, by column
@@ -23,3 +23,5 @@ class Problem:
     answer: Any
     source: str = ""  # the data set or suite it came from
     kind: str = ""  # of problem, if the source has several
+    columns: DataRow = field(default_factory=dict, hash=False)  # those that data.columns names
+    turns: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # of a chat, before the question

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from backends.arrays import Ids
 from delta_cli.data import word_problems
 from delta_cli.data.problem import Problem
@@ -10,6 +15,8 @@ from delta_cli.errors import UserError
 
 FIELD = "{question}"
 BOXED = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+_NAMES = re.compile(r"\{(\w+)\}")
 
 RAW = {
     "plain": FIELD,
@@ -33,6 +40,26 @@ def render(template: str, question: str, tokenizer: Tokenizer) -> str:
     return RAW.get(template, template).replace(FIELD, question)
 
 
+def render_problem(template: str, problem: Problem, tokenizer: Tokenizer) -> str:
+    """The text of a problem's prompt: ``{NAME}`` holds its columns, and a chat keeps the turns before the question."""
+    if not problem.columns and not problem.turns:
+        return render(template, problem.question, tokenizer)
+    check(template)
+    values = {**problem.columns, "question": problem.question}
+    if template in CHAT:
+        return tokenizer.continue_chat(problem.turns, fill(CHAT[template], values))
+    return fill(RAW.get(template, template), values)
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """The template with ``{name}`` replaced by the value of that name; other braces stay as they are."""
+    return _NAMES.sub(lambda found: _as_text(values[found[1]]) if found[1] in values else found[0], template)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def check(template: str) -> None:
     """Raise UserError unless ``template`` can be rendered."""
     if template not in CHAT and FIELD not in RAW.get(template, template):
@@ -47,7 +74,7 @@ def encode_prompt(problem: Problem, template: str, tokenizer: Tokenizer) -> Ids:
 
     Raises UserError if the template leaves nothing of the question.
     """
-    text = render(template, problem.question, tokenizer)
+    text = render_problem(template, problem, tokenizer)
     ids = tokenizer.encode(text, special=template not in CHAT)
     if not len(ids):
         raise UserError(

@@ -143,6 +143,15 @@ class Tokenizer:
         found: int | None = self._core.token_to_id(token)
         return found
 
+    def continue_chat(self, turns: Sequence[Mapping[str, str]], question: str) -> str:
+        """A chat with earlier ``turns`` and the question, up to the beginning of the assistant's answer.
+
+        The system message of :meth:`chatting`, if there is one, takes the place of the chat's own.
+        """
+        if self._system is not None:
+            turns = [{"role": "system", "content": self._system}, *(t for t in turns if t["role"] != "system")]
+        return self.converse([*turns, {"role": "user", "content": question}])
+
     @property
     def converses(self) -> bool:
         """Whether the model has a chat template."""

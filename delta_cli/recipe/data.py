@@ -35,6 +35,11 @@ class ProblemSource(Arithmetic):
     answer_pattern: str | None = key(
         None, "regular expression that finds the gold answer in its field: the first group of the last match"
     )
+    columns: tuple[str, ...] = key(
+        (),
+        "further columns of the data: {NAME} in a template and problem.columns[NAME] in a reward of your own hold them",
+        strict=False,
+    )
     filter: str | None = key(None, 'keep only rows that meet this condition, e.g. "difficulty >= 5"')
     limit: int | None = key(
         None, "use at most this many problems; absent: all, or 5000 generated ones", "problems", ge=1

@@ -272,6 +272,11 @@ class Recipe(Section):
                 'set checkpoint.keep_best = "accuracy"'
             )
         check_rewards(self.rewards, self.rollout.max_tokens)
+        if self.environment.kind == "verifiers" and any(reward.group for reward in self.rewards):
+            raise ValueError(
+                "reward.group needs all responses to a prompt at once, and episodes of verifiers are graded singly; "
+                "remove it"
+            )
         if any(reward.kind == "environment" for reward in self.rewards) and not self.environment.used:
             raise ValueError('reward.kind = "environment" is the reward of an environment; add [environment]')
         if self.environment.kind in ("text", "tools") and self.engine.kind != "local":

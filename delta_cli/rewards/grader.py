@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
-from delta_cli.recipe.reward import Reward, RewardKind
+from delta_cli.recipe.reward import JudgeSection, Reward, RewardKind
 from delta_cli.rewards.code.sandbox import find_sandbox
+from delta_cli.rewards.judge import JudgeClient, JudgeUsage, check_template
+from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
 from delta_cli.rewards.verifiers import quick_verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
@@ -26,6 +29,7 @@ class Verdict:
     correct: bool  # the verifier's verdict, without shaping
     failure: str | None  # "timeout", "worker died", "error: …"; the reward is then 0
     parts: Mapping[str, float] = field(default_factory=dict)  # of several rewards: each alone, before its weight
+    void: bool = False  # there is no verdict: the response has no advantage, and the reward means nothing
 
 
 class Grader:
@@ -36,7 +40,9 @@ class Grader:
     more), after which its worker is killed. Raises UserError if the reward cannot run on this machine.
     """
 
-    def __init__(self, reward: Reward, max_tokens: int = 1, form: RewardKind = "math") -> None:
+    def __init__(
+        self, reward: Reward, max_tokens: int = 1, form: RewardKind = "math", verdicts: Path | None = None
+    ) -> None:
         self.reward = reward
         self.max_tokens = max_tokens
         self.form = form
@@ -46,6 +52,12 @@ class Grader:
             timeout += reward.run_seconds  # the sandbox ends a program in time; the rest is for what hangs outside it
         self._quick = quick_verifier(reward, form)
         self._pool = WorkerPool(reward, form, reward.workers, timeout)
+        self._judge: JudgeClient | None = None
+        self._right = 1.0  # the score from which a response is right
+        if reward.kind == "judge":
+            settings = reward.judge or JudgeSection()
+            self._judge = JudgeClient(settings, verdicts)
+            self._right = (settings.right or settings.best) / settings.best
 
     def __enter__(self) -> Grader:
         return self
@@ -56,8 +68,15 @@ class Grader:
         self.close()
 
     def check(self, problem: Problem) -> None:
-        """Grade an empty response to one problem. Raises UserError with one line if that fails."""
-        problem_found = self._pool.submit(GradingRequest("", problem)).result().failure
+        """Grade an empty response to one problem. Raises UserError with one line if that fails.
+
+        A judge is not asked; only its template is tried.
+        """
+        if self._judge is not None:
+            check_template(self._judge.template, problem)
+            return
+        request = GradingRequest("", problem, responses=("",) if self.reward.group else None)
+        problem_found = self._pool.submit(request).result().failure
         if problem_found is not None:
             reward = self.reward
             name = f"{reward.custom_file}:{reward.custom_function}"
@@ -65,11 +84,18 @@ class Grader:
             raise UserError(f"{what} cannot grade problem '{problem.id}': {problem_found.removeprefix('error: ')}")
 
     def submit(
-        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None = None
+        self,
+        response: str,
+        problem: Problem,
+        length: int,
+        truncated: bool,
+        earned: float | None = None,
+        place: GroupPlace | None = None,
     ) -> Future[Verdict]:
         """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit.
 
-        ``earned`` is the reward of its environment.
+        ``earned`` is the reward of its environment, ``place`` its place among the responses to its prompt, which a
+        reward that compares them needs.
         """
         result: Future[Verdict] = Future()
 
@@ -78,7 +104,7 @@ class Grader:
             result.set_result(self._verdict(score, length))
 
         try:
-            graded = self._graded(response, problem, length, truncated, earned)
+            graded = self._graded(response, problem, length, truncated, earned, place)
             if isinstance(graded, Score):
                 result.set_result(self._verdict(graded, length))
             else:
@@ -90,12 +116,29 @@ class Grader:
     def close(self) -> None:
         """End the workers. What is still being graded fails."""
         self._pool.close()
+        if self._judge is not None:
+            self._judge.close()
+
+    def used(self) -> JudgeUsage | None:
+        """What a judge was asked since the last call; None without one."""
+        return None if self._judge is None else self._judge.used()
 
     def _graded(
-        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None
+        self,
+        response: str,
+        problem: Problem,
+        length: int,
+        truncated: bool,
+        earned: float | None,
+        place: GroupPlace | None,
     ) -> Score | Future[Score]:
-        """The score at once if no text has to be read for long; otherwise from a worker."""
+        """The score at once if no text has to be read for long; otherwise from a worker, or from a judge."""
         reward = self.reward
+        if self._judge is not None:
+            return self._judge.submit(response, problem)
+        if reward.group:
+            place = place or GroupPlace(ResponseGroups(1), 0, 0)
+            return place.groups.add(self._pool, problem, place.group, place.place, response)
         short = len(response) <= QUICK_CHARACTERS
         form = reward.format_bonus != 0 and not truncated
         value = None
@@ -115,9 +158,9 @@ class Grader:
 
     def _verdict(self, score: Score, length: int) -> Verdict:
         if score.failure is not None or not math.isfinite(score.value):
-            return Verdict(0.0, False, score.failure or "error: the reward is not finite")
+            return Verdict(0.0, False, score.failure or "error: the reward is not finite", void=score.void)
         added = shaping(self.reward, length, self.max_tokens, score.well_formed)
-        return Verdict(score.value + added, score.value >= 1.0, None)
+        return Verdict(score.value + added, score.value >= self._right, None)
 
 
 def shaping(reward: Reward, length: int, max_tokens: int, well_formed: bool) -> float:

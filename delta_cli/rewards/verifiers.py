@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
@@ -20,6 +23,7 @@ from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
 from delta_cli.user_file import load_function
 
 Verifier = Callable[[str, Problem], float]
+GroupReward = Callable[[Sequence[str], Problem], Sequence[float]]
 
 
 def check_answers(kind: RewardKind, problems: Sequence[Problem]) -> None:
@@ -86,19 +90,48 @@ def _program(reward: Reward, response: str, problem: Problem) -> float:
 
 
 def custom(path: Path, name: str) -> Verifier:
-    """The function ``name`` of a user's Python file, which must return a finite number.
+    """The function ``name`` of a user's Python file, which must return a finite number. It may be ``async def``.
 
     Raises UserError if the file or the function is missing or the file does not run.
     """
     function = load_function(path, name, "reward", f"{name}(response, problem) -> float")
 
     def grade(response: str, problem: Problem) -> float:
-        value = function(response, problem)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"{path}:{name} returned {value!r}; it must return a finite number")
-        return float(value)
+        return _number(_called(function, response, problem), f"{path}:{name}")
 
     return grade
+
+
+def custom_group(reward: Reward) -> GroupReward:
+    """A user's function of all responses to a prompt, which must return a finite number for each of them.
+
+    It may be ``async def``. Raises UserError as :func:`custom` does.
+    """
+    path, name = Path(reward.custom_file or ""), reward.custom_function
+    function = load_function(path, name, "reward", f"{name}(responses, problem) -> list of floats")
+
+    def grade(responses: Sequence[str], problem: Problem) -> list[float]:
+        values = _called(function, list(responses), problem)
+        if not isinstance(values, Sequence) or len(values) != len(responses):
+            raise UserError(
+                f"{path}:{name} returned {str(values)[:80]!r}; it must return {len(responses)} numbers, one for each "
+                "response"
+            )
+        return [_number(value, f"{path}:{name}") for value in values]
+
+    return grade
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns, at once or when it is awaited."""
+    found = function(*arguments)
+    return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+
+def _number(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where} returned {value!r}; it must return a finite number")
+    return float(value)
 
 
 def well_formed(response: str, kind: RewardKind) -> bool:

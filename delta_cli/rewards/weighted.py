@@ -11,6 +11,8 @@ from types import TracebackType
 
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.judge import JudgeUsage
+from delta_cli.rewards.response_groups import GroupPlace
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class WeightedReward:
     """What a response is worth: the weighted sum of one reward or several.
 
     A response is right if all rewards that verify say so. A reward whose grading fails adds nothing,
-    and makes the response wrong if it verifies; the others count as usual. Without terms nothing is graded.
+    and makes the response wrong if it verifies; the others count as usual. If a judge has no verdict, the sum has none.
+    Without terms nothing is graded.
     """
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
@@ -47,17 +50,20 @@ class WeightedReward:
         return WeightedReward([term for term in self.terms if term.verifies])
 
     def submit(
-        self, response: str, problem: Problem, length: int, truncated: bool, earned: float | None = None
+        self,
+        response: str,
+        problem: Problem,
+        length: int,
+        truncated: bool,
+        earned: float | None = None,
+        place: GroupPlace | None = None,
     ) -> Future[Verdict]:
-        """Grade a response of ``length`` tokens; ``truncated`` says whether it reached the limit.
-
-        ``earned`` is the reward of its environment.
-        """
+        """Grade a response of ``length`` tokens; see :meth:`Grader.submit`."""
         result: Future[Verdict] = Future()
         if not self.terms:
             result.set_result(Verdict(0.0, False, None))
         left, lock = len(self.terms), threading.Lock()
-        futures = [term.grader.submit(response, problem, length, truncated, earned) for term in self.terms]
+        futures = [term.grader.submit(response, problem, length, truncated, earned, place) for term in self.terms]
 
         def count(_: Future[Verdict]) -> None:
             nonlocal left
@@ -77,6 +83,11 @@ class WeightedReward:
             for term in self.terms:
                 stack.callback(term.grader.close)
 
+    def used(self) -> JudgeUsage | None:
+        """What judges were asked since the last call; None without a judge."""
+        usages = [usage for term in self.terms if (usage := term.grader.used()) is not None]
+        return sum(usages, JudgeUsage()) if usages else None
+
     def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
         graded = list(zip(self.terms, verdicts, strict=True))
         total = sum(term.weight * verdict.reward for term, verdict in graded)
@@ -87,5 +98,6 @@ class WeightedReward:
             reward=total,
             correct=all(verdict.correct for term, verdict in graded if term.verifies),
             failure="; ".join(failures) or None,
+            void=any(verdict.void for verdict in verdicts),
             parts={term.name: verdict.reward for term, verdict in graded},
         )

@@ -13,7 +13,7 @@ import sys
 from typing import IO
 
 from delta_cli.recipe.reward import Reward, RewardKind
-from delta_cli.rewards.verifiers import Verifier, verifier, well_formed
+from delta_cli.rewards.verifiers import GroupReward, Verifier, custom_group, verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, failure
 
 WORKER_BYTES = 4 * 2**30  # address space of a worker, at most
@@ -50,6 +50,7 @@ class _Scorer:
     def __init__(self, reward: Reward, form: RewardKind, timeout: float) -> None:
         self.reward = reward
         self.form = form
+        self.compare: GroupReward | None = None
         self.alarm = math.ceil(timeout) + ORPHAN_SECONDS
         self.verify: Verifier | None = (
             None if reward.kind in ("custom", "length", "environment") else verifier(reward, form)
@@ -58,6 +59,9 @@ class _Scorer:
     def score(self, request: GradingRequest) -> Score:
         signal.alarm(self.alarm)  # ends this process whatever it is doing
         try:
+            if request.responses is not None:
+                self.compare = self.compare or custom_group(self.reward)
+                return Score(0.0, values=tuple(self.compare(request.responses, request.problem)))
             value = request.value
             if value is None:
                 self.verify = self.verify or verifier(self.reward, self.form)

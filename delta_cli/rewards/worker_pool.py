@@ -37,6 +37,7 @@ class GradingRequest:
     problem: Problem
     value: float | None = None  # the verifier's value, if it is known already
     form: bool = False  # whether to look at the form
+    responses: tuple[str, ...] | None = None  # of a whole group, for a reward that compares them
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Score:
     value: float
     well_formed: bool = False
     failure: str | None = None
+    values: tuple[float, ...] | None = None  # of a whole group
+    void: bool = False  # there is no score at all, not even 0: the response teaches nothing
 
 
 class WorkerPool:

@@ -79,10 +79,11 @@ class RolloutBatch:
 
     @property
     def failed(self) -> Bools:
-        """Which episodes failed because their environment did, [R]: their reward means nothing."""
-        if self.episodes is None:
-            return np.zeros(len(self.texts), bool)
-        return np.array([episode.failure is not None for episode in self.episodes], bool)
+        """Which responses have no verdict because a judge or their environment failed, [R]: no reward is known."""
+        failed: Bools = np.array([verdict.void for verdict in self.verdicts], bool)
+        if self.episodes is not None:
+            failed |= np.array([episode.failure is not None for episode in self.episodes], bool)
+        return failed
 
     @property
     def correct(self) -> Bools:

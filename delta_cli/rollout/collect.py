@@ -17,7 +17,7 @@ from pathlib import Path
 from backends.interface import BackendError, Learner, Proxy, PublishedWeights, Sampling
 from delta_cli.data import prompt_order
 from delta_cli.data.problem import Problem
-from delta_cli.errors import StopRequested
+from delta_cli.errors import StopRequested, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import RolloutSection
 from delta_cli.rollout import unused_batches as unused
@@ -233,6 +233,7 @@ class BatchCollector:
     def _graded(self, pending: PendingRollout) -> RolloutBatch:
         """The batch with its verdicts, of which a share is flipped if the recipe says so."""
         batch = pending.result()
+        check_verdicts(batch, max(reward.max_failed for reward in self._recipe.rewards))
         if flip := self._recipe.rewards[0].flip:  # allowed with a single reward only
             batch = batch.with_flipped_rewards(flip, pending.sampling.seed)
         return batch
@@ -244,6 +245,17 @@ class BatchCollector:
                 f"responses came from version {batch.version} of the weights, but the policy is at {present}; the "
                 "sampling engine did not take the last update. Set correction.preset to correct for it"
             )
+
+
+def check_verdicts(batch: RolloutBatch, most: float) -> None:
+    """Raise UserError if a larger share than ``most`` of the responses has no verdict."""
+    failures = [str(verdict.failure) for verdict in batch.verdicts if verdict.void]
+    if len(failures) > most * len(batch.verdicts):
+        raise UserError(
+            f"{len(failures)} of {len(batch.verdicts)} responses have no verdict, more than reward.max_failed = "
+            f"{most:g} allows; the first failure was: {failures[0]}. See to the judge, then go on with --resume; the "
+            "verdicts that it gave are kept"
+        )
 
 
 def sample_batch(

@@ -24,13 +24,14 @@ from backends.interface import (
 )
 from backends.regions import ResponseRegions, joined
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import CHAT, FIELD, encode_prompt, opened_think, render
+from delta_cli.data.prompts import CHAT, FIELD, encode_prompt, opened_think, render_problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
 from delta_cli.environments.verifiers_host import VerifiersHost
 from delta_cli.environments.verifiers_trace import PlayedEpisode
 from delta_cli.errors import StopRequested
 from delta_cli.rewards.grader import Verdict
+from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
 from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
 from delta_cli.rollout.episodes import Episode, EpisodeDriver, EpisodeRecords
@@ -177,7 +178,8 @@ class RolloutWorker:
         prompts = tuple(map(self._encoded, problems))
         samples = sampling.samples
         mine, rows = self._share(len(problems), samples)
-        think_tags = [opened_think(render(self.template, problems[place].question, self.tokenizer)) for place in mine]
+        think_tags = [opened_think(render_problem(self.template, problems[place], self.tokenizer)) for place in mine]
+        groups = ResponseGroups(samples)
         texts: dict[int, str] = {}
         verdicts: dict[int, Future[Verdict]] = {}
         tokens_sampled = 0
@@ -188,7 +190,8 @@ class RolloutWorker:
             ended = sampling.ends(tokens)
             text = self.tokenizer.decode(tokens)
             texts[place] = think_tags[place // samples] + (sampling.before_stop(text) if ended else text)
-            verdicts[place] = self.grader.submit(texts[place], problem, count, truncated=not ended)
+            where = GroupPlace(groups, *divmod(place, samples))
+            verdicts[place] = self.grader.submit(texts[place], problem, count, not ended, place=where)
             tokens_sampled += count
             on_sampled(len(texts), tokens_sampled)
             interrupt()
@@ -224,6 +227,7 @@ class RolloutWorker:
             sampling = replace(sampling, stop_ids=tuple(dict.fromkeys((*sampling.stop_ids, *dialogue.stop_ids))))
         of_row = [problems[place] for place in mine for _ in range(sampling.samples)]
         driver = EpisodeDriver(self.environments, self.tokenizer, sampling, of_row)
+        groups = ResponseGroups(sampling.samples)
         texts: dict[int, str] = {}
         verdicts: dict[int, Future[Verdict]] = {}
         tokens_sampled = 0
@@ -232,7 +236,8 @@ class RolloutWorker:
             nonlocal tokens_sampled
 
             def submit(text: str, own: int, truncated: bool, earned: float | None) -> Future[Verdict]:
-                return self.grader.submit(text, of_row[row], own, truncated, earned)
+                where = GroupPlace(groups, *divmod(row, sampling.samples))
+                return self.grader.submit(text, of_row[row], own, truncated, earned, where)
 
             texts[row] = driver.text(row, region)
             verdicts[row] = driver.finish(row, region, texts[row], submit)

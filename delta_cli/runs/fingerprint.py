@@ -59,7 +59,9 @@ def problems_digest(problems: Sequence[Problem]) -> str:
     """A digest of problems in order; checkpoints hold it."""
     found = hashlib.sha256()
     for problem in problems:
-        found.update(repr((problem.id, problem.question, problem.answer)).encode("utf-8", "surrogatepass"))
+        facts = (problem.id, problem.question, problem.answer)
+        more = (problem.columns, problem.turns) if problem.columns or problem.turns else ()
+        found.update(repr(facts + more).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
 

@@ -121,6 +121,14 @@ AHEAD_METRICS = {
         "with engine.async_steps: time the trainer waited for the batch; most of seconds_rollout overlaps training",
     ),
 }
+JUDGE_METRICS = {
+    "judge_calls": Metric("requests", "with a judge, like what follows: sent to it, repetitions included"),
+    "judge_kept": Metric("verdicts", "that were known already"),
+    "judge_failures": Metric("responses", "without a verdict: they have no reward and no advantage", "0"),
+    "judge_prompt_tokens": Metric("tokens", "that the judge read"),
+    "judge_completion_tokens": Metric("tokens", "that the judge wrote"),
+    "judge_cost": Metric("", "of these tokens, by reward.judge.price_prompt and price_completion"),
+}
 OPTION_METRICS = {
     "correction_cut": Metric(
         "share", "with [correction]: tokens that it rejects or whose weight it bounds", "below 0.2"
@@ -146,5 +154,5 @@ EPISODE_METRICS = {
         "s", "in which the sampler had nothing to do but wait for environments", "small"
     ),
 }
-OPTION_METRICS |= EPISODE_METRICS
+OPTION_METRICS |= EPISODE_METRICS | JUDGE_METRICS
 METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | REWARD_METRICS

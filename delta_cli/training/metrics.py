@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.arrays import Doubles
+from backends.collective import SOLO
+from backends.interface import Collective
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.credit.corrections import Correction
+from delta_cli.rewards.judge import JudgeUsage
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
 from delta_cli.training.engine_gap import describe_gap
@@ -43,6 +47,16 @@ def mean(values: NDArray[Any]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
+def describe_judges(usage: JudgeUsage | None, ranks: Collective = SOLO) -> dict[str, Any]:
+    """Metrics of what judges were asked, added up over the ranks; none without a judge."""
+    if usage is None:
+        return {}
+    names = list(asdict(usage))
+    totals = ranks.sum(np.array(list(asdict(usage).values()), np.float64))
+    found = dict(zip(names, totals.tolist(), strict=True))
+    return {f"judge_{name}": value if name == "cost" else int(value) for name, value in found.items()}
+
+
 def describe_episodes(batch: RolloutBatch) -> dict[str, Any]:
     """Metrics of episodes; none if responses have one turn."""
     episodes = batch.episodes
@@ -52,7 +66,7 @@ def describe_episodes(batch: RolloutBatch) -> dict[str, Any]:
         "episode_turns_mean": float(np.mean([episode.turns for episode in episodes])),
         "environment_calls": sum(episode.calls for episode in episodes),
         "environment_errors": sum(episode.errors for episode in episodes),
-        "environment_failures": int(batch.failed.sum()),
+        "environment_failures": sum(episode.failure is not None for episode in episodes),
         "observation_tokens": sum(episode.observation_tokens for episode in episodes),
         "observations_cut": sum(episode.cut for episode in episodes),
         "seconds_environment": sum(episode.seconds for episode in episodes),

@@ -65,7 +65,7 @@ def open_trainer(
     check_ranks(ranks, inputs)
     check_parallel(recipe, ranks)
     with ExitStack() as stack:
-        grader = stack.enter_context(make_grader(recipe))
+        grader = stack.enter_context(make_grader(recipe, run_dir / "judge" / f"verdicts-{ranks.rank}.jsonl"))
         check_functions(grader, data.problems[0])
         if data.report.kept < data.report.read:
             observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
@@ -235,7 +235,7 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
 def check_functions(rewards: WeightedReward, problem: Problem) -> None:
     """Raise UserError if a custom reward cannot grade a problem."""
     for term in rewards.terms:
-        if term.grader.reward.kind == "custom":
+        if term.grader.reward.kind in ("custom", "judge"):
             term.grader.check(problem)
 
 
@@ -281,15 +281,15 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
 def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
     """The verifier that extracts answers for majority votes: the first one, or math for custom rewards."""
     kind = recipe.verifiers[0].kind
-    return "math" if kind in ("custom", "environment", "format", "length") else kind  # type: ignore[return-value]
+    return "math" if kind in ("custom", "environment", "judge", "format", "length") else kind  # type: ignore[return-value]
 
 
-def make_grader(recipe: Recipe) -> WeightedReward:
-    """The recipe's rewards, graded in worker processes."""
+def make_grader(recipe: Recipe, verdicts: Path | None = None) -> WeightedReward:
+    """The recipe's rewards, graded in worker processes; ``verdicts`` is a file that keeps those of a judge."""
     limit, form = recipe.rollout.max_tokens, recipe.verifiers[0].kind
     return WeightedReward(
         [
-            RewardTerm(Grader(each, limit, form), each.title, each.weight, each in recipe.verifiers)
+            RewardTerm(Grader(each, limit, form, verdicts), each.title, each.weight, each in recipe.verifiers)
             for each in recipe.rewards
         ]
     )

@@ -29,7 +29,14 @@ from delta_cli.runs.observer import Example, Notice, Observer
 from delta_cli.runs.phases import PhaseClock
 from delta_cli.training import tripwires
 from delta_cli.training.checkpoint_writer import CheckpointWriter
-from delta_cli.training.metrics import describe_batch, describe_coefficients, describe_ranks, describe_scores, swapped
+from delta_cli.training.metrics import (
+    describe_batch,
+    describe_coefficients,
+    describe_judges,
+    describe_ranks,
+    describe_scores,
+    swapped,
+)
 from delta_cli.training.rollout_records import RolloutRecorder
 from delta_cli.training.update import ScoredBatch, Updater
 
@@ -153,6 +160,7 @@ class Trainer:
         record: JsonObject = {"step": number + 1}
         prompts = self.recipe.rollout.prompts
         record |= describe_batch(batch, batch.draws * prompts, prompts)
+        record |= describe_judges(self.worker.grader.used(), self.ranks)
         record |= describe_scores(scored, self.updater.correction)
         if self.updater.weighs_tokens:
             advantages = np.repeat(scored.advantages, batch.sequences.lengths)

@@ -364,7 +364,8 @@ class Updater:
     def _kept(self, batch: RolloutBatch, rows: Ids) -> Bools | None:
         """Which responses count in the loss and its denominator; None: all of them."""
         dropped = batch.failed | (batch.truncated if self.recipe.update.drop_truncated else False)
-        return ~dropped[rows] if self.recipe.update.drop_truncated or batch.episodes is not None else None
+        may_drop = self.recipe.update.drop_truncated or batch.episodes is not None or batch.failed.any()
+        return ~dropped[rows] if may_drop else None
 
     def _own_groups(self, tokens: Ids) -> Ids:
         """Which of the groups, of so many tokens each, this rank computes, ascending."""
@@ -386,7 +387,7 @@ class Updater:
 
 
 def batch_advantages(batch: RolloutBatch, kind: AdvantageKind) -> Doubles:
-    """The advantages of a batch, [R]; an episode that failed is compared with no other and has none."""
+    """The advantages of a batch, [R]; a response that failed is compared with no other and has none."""
     counted = ~batch.failed
     advantages: Doubles = np.zeros(len(batch.texts))
     advantages[counted] = group_advantages(batch.rewards[counted], batch.groups[counted], kind)

@@ -9,10 +9,13 @@ from typing import Any
 
 import pyarrow
 import pytest
+import tokenizers
 from make_tiny_base import write_tokenizer
 from pyarrow import parquet
 
+from delta_cli.assets import model_path
 from delta_cli.data.loading import LoadedData, LoadReport, load_problems
+from delta_cli.data.prompts import render_problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.data import DataSection
@@ -237,3 +240,37 @@ def test_a_huge_row_is_not_encoded(tmp_path: Path, tokenizer: Tokenizer, monkeyp
     loaded = load(tmp_path / "data.jsonl", tokenizer, 20)
     assert (loaded.report.kept, loaded.report.too_long) == (1, 1)
     assert max(encoded) < 1000
+
+
+def test_further_columns_reach_the_template_and_the_problem(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+{n} {{unit}}?", "answer": str(2 * n), "unit": "kg", "rubric": {"n": n}} for n in (1, 2)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSection(source=str(tmp_path / "data.jsonl"), columns=("unit", "rubric"), held_out=0.0)
+    problems = load_problems(data).problems
+    assert [problem.columns for problem in problems] == [{"unit": "kg", "rubric": {"n": n}} for n in (1, 2)]
+    tokenizer = Tokenizer.load(model_path("tiny-base"))
+    text = render_problem("{question} in {unit}, {rubric}, {other}", problems[0], tokenizer)
+    assert text == '1+1 {unit}? in kg, {"n": 1}, {other}', "names in the question are not replaced"
+    with pytest.raises(UserError, match="no column 'units'"):
+        load_problems(data.but(columns=("units",)))
+    with pytest.raises(UserError, match=r"data\.columns: this key is for files"):
+        load_problems(DataSection(columns=("unit",)))
+
+
+def test_a_chat_keeps_its_earlier_turns(tmp_path: Path) -> None:
+    """The same last turn after other ones is another problem."""
+    user, answer = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
+    rows = [[user, answer, {"role": "user", "content": "And 2+2?"}], [{"role": "user", "content": "And 2+2?"}]]
+    lines = [json.dumps({"messages": messages, "answer": "4"}) for messages in (*rows, rows[0])]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n")
+    loaded = load_problems(DataSection(source=str(tmp_path / "chats.jsonl"), question="messages", held_out=0.0))
+    assert loaded.report.duplicated == 1
+    assert [problem.turns for problem in loaded.problems] == [(user, answer), ()]
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    core = tokenizers.Tokenizer.from_file(f"{model_path('tiny-base')}/tokenizer.json")
+    configs = {name: {} for name in ("tokenizer_config.json", "config.json", "generation_config.json")}
+    tokenizer = Tokenizer(core, configs, template)
+    prompts = [render_problem("chat", problem, tokenizer) for problem in loaded.problems]
+    assert prompts == ["user:1+1?;assistant:2;user:And 2+2?;", "user:And 2+2?;"]
+    tokenizer.chatting("be brief", None)
+    assert render_problem("chat", loaded.problems[0], tokenizer).startswith("system:be brief;user:1+1?;")

@@ -36,6 +36,7 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.data import Arithmetic
 from delta_cli.recipe.keys import walk
+from delta_cli.recipe.reward import JudgeSection
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.observer import Observer
@@ -153,7 +154,16 @@ TOGETHER: dict[str, Any] = {
     "evaluation.max_tokens": 14,
 }
 
-OF_ROWS = ("config", "split", "question", "answer", "layout", "answer_pattern", "filter")  # generated data has no rows
+OF_ROWS = (
+    "config",
+    "split",
+    "question",
+    "answer",
+    "layout",
+    "answer_pattern",
+    "filter",
+    "columns",
+)  # generated data has no rows
 ALONE = {
     "data.source",
     *(f"data.{name}" for name in OF_ROWS),
@@ -172,6 +182,9 @@ ALONE = {
     "reward.code",
     "reward.custom_file",
     "reward.custom_function",
+    "reward.group",  # these three, with the keys of [reward.judge], in tests/rollout/test_judged_runs.py
+    "reward.max_failed",
+    *(f"reward.judge.{name}" for name in JudgeSection.model_fields),
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
     "correction.preset",

@@ -1,0 +1,143 @@
+"""What drawing several steps ahead costs in accuracy on the embedded task, at a rate where it matters.
+
+    python benchmarks/async_learning.py --out benchmarks/results/async_learning.json
+
+Twenty steps at learning rate 1e-3 from the base that ships with the package, for each seed and arm: on-policy, and one,
+two and four steps ahead with several corrections. The sampler is a second copy of the model in this process that loads
+published weights as a vLLM server does, so nothing else has to be installed. Runs finish in any order of machines: each
+is written to the file when it ends, and the same command continues with those that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from common import show, write
+
+from backends import registry
+from backends.interface import Completions, Engine, OnFinished, PublishedWeights, RolloutRequest
+from backends.settings import BackendSettings
+from delta_cli.recipe import load_recipe
+from delta_cli.runs.folder import RunFolder, read_lines
+from delta_cli.runs.observer import Observer
+from delta_cli.training.setup import open_trainer
+
+KEYS = {
+    "update.learning_rate": 1e-3,
+    "update.mini_batches": 2,
+    "run.steps": 20,
+    "evaluation.every": 20,
+    "evaluation.problems": 250,
+    "checkpoint.every": 20,
+    "checkpoint.rollouts_every": 0,
+}
+ARMS: dict[str, tuple[int, str]] = {  # steps ahead, correction
+    "on-policy": (0, "none"),
+    "1 ahead, bypass_ppo_clip": (1, "bypass_ppo_clip"),
+    "2 ahead, bypass_ppo_clip": (2, "bypass_ppo_clip"),
+    "4 ahead, bypass_ppo_clip": (4, "bypass_ppo_clip"),
+    "1 ahead, decoupled_token_is": (1, "decoupled_token_is"),
+    "2 ahead, decoupled_token_is": (2, "decoupled_token_is"),
+    "4 ahead, decoupled_token_is": (4, "decoupled_token_is"),
+}
+
+
+class InProcessSampler:
+    """Draws from a model of its own that loads what the learner publishes; see ``backends.interface.Sampler``."""
+
+    def __init__(self, inbox: Path) -> None:
+        self.inbox = inbox
+        self.version = -1
+        self._engine: Engine | None = None
+
+    def load_weights(self, weights: PublishedWeights) -> None:
+        """Load another model in place of the present one."""
+        if weights.version == self.version:
+            return
+        self.close()
+        self._engine = registry.create("cpu", BackendSettings.of(str(weights.folder), frozen=True))
+        self.version = weights.version
+
+    def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
+        """What a server returns: tokens and log-probabilities, neither entropies nor features."""
+        assert self._engine is not None
+        plain = replace(request, entropies=False, proxy=None)
+        return replace(self._engine.rollout(plain, on_finished), version=self.version)
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._engine is not None:
+            self._engine.close()
+
+
+def learn(ahead: int, correction: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
+    """Held-out accuracy before and after a run, with the means of what the gap did in between."""
+    changes: dict[str, Any] = KEYS | {"run.seed": seed, "run.steps": steps, "evaluation.every": steps}
+    changes |= {"correction.preset": correction}
+    if ahead:
+        changes |= {"engine.kind": "vllm", "engine.url": ["http://in-process"], "engine.async_steps": ahead}
+    recipe = load_recipe(None, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+
+    @contextmanager
+    def in_process(*_: Any) -> Iterator[InProcessSampler]:
+        sampler = InProcessSampler(folder / "inbox")
+        try:
+            yield sampler
+        finally:
+            sampler.close()
+
+    with (
+        patch("delta_cli.rollout.open_vllm.open_training_servers", in_process),
+        open_trainer(recipe, "cpu", folder / "run", Observer()) as trainer,
+    ):
+        trainer.run()
+    first, last = (list(read_lines(RunFolder(folder / "run").evaluations))[place] for place in (0, -1))
+    found = {"before": first["accuracy"]} | {name: last[name] for name in ("accuracy", "low", "high")}
+    records = list(read_lines(RunFolder(folder / "run").metrics))
+    for name in ("staleness", "engine_gap_p99", "ess_token", "clip_fraction", "seconds"):
+        values = [record[name] for record in records if record.get(name) is not None]
+        found[name] = statistics.median(values) if values else 0.0
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file of results, which is continued")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
+    options = parser.parse_args()
+    runs: dict[str, Any] = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
+    for seed in range(options.seeds):
+        for arm in options.arms:
+            name = f"{arm}, seed {seed}"
+            if name in runs:
+                continue
+            folder = Path(tempfile.mkdtemp(prefix="async-learning-"))
+            try:
+                runs[name] = learn(*ARMS[arm], seed, options.steps, folder)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            write(options.out, {"settings": KEYS, "runs": runs})
+            print(f"{name}: {runs[name]['accuracy']:.1%}", flush=True)
+    rows = []
+    for arm in options.arms:
+        cells = [runs.get(f"{arm}, seed {seed}") for seed in range(options.seeds)]
+        shown = {f"seed {s}": f"{c['accuracy']:.1%} ({c['low']:.1%} to {c['high']:.1%})" if c else "" for s, c in
+                 enumerate(cells)}  # fmt: skip
+        rows.append({"arm": arm} | shown)
+    show("Accuracy after drawing ahead", rows)
+
+
+if __name__ == "__main__":
+    main()
