@@ -44,7 +44,11 @@ def tables(task: TaskSummary) -> list[BenchTable]:
     learned = [row for row in task.rows if row.area is not None]
     found = [
         BenchTable(f"{task.task}: {title}", HEADINGS["learning"], [_learning(row) for row in learned]),
-        BenchTable(f"{task.task}: mistakes, gradient, cost", HEADINGS["other"], [_other(row) for row in task.rows]),
+        BenchTable(
+            f"{task.task}: mistakes, gradient, cost",
+            HEADINGS["other"],
+            [cells for row in task.rows if any((cells := _other(row))[1:])],
+        ),
     ]
     if task.adapters:
         names = tuple(dict.fromkeys(name for arms in task.adapters.values() for name in arms))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from delta_cli.bench.arms import BenchArm
@@ -46,7 +49,7 @@ def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]
     """Compute the units that the file does not hold yet, one line each."""
     done = {tuple(record["key"]) for record in records(file)}
     missing = [unit for unit in units if unit.key not in done]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
         futures = [pool.submit(measure, unit) for unit in missing]
         try:
             for number, future in enumerate(as_completed(futures), 1):
@@ -59,6 +62,18 @@ def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]
             for future in futures:
                 future.cancel()
             raise
+
+
+def _end_with_parent() -> None:
+    """End this worker when the bench ends, even if a signal killed it; else it would wait for work forever."""
+
+    def watch(parent: BaseProcess) -> None:
+        parent.join()
+        os._exit(1)
+
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=watch, args=(parent,), daemon=True).start()
 
 
 def records(file: Path) -> list[JsonObject]:

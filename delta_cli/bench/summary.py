@@ -152,8 +152,8 @@ def _row(arm: str, found: Sequence[JsonObject]) -> BenchRow:
         auc_trained=_interval(values("finding", "auc_8").values()),
         noise=_interval(noise[seed] / plain[seed] for seed in noise.keys() & plain.keys()),
         cosine=_interval(cosine[seed] - plain_cosine[seed] for seed in cosine.keys() & plain_cosine.keys()),
-        seconds=_median(record["seconds_credit"] for record in runs),
-        step_seconds=_median(record["seconds_step"] for record in runs),
+        seconds=_median(record["seconds_credit"] for record in runs if "seconds_credit" in record),
+        step_seconds=_median(record["seconds_step"] for record in runs if "seconds_step" in record),
     )
 
 

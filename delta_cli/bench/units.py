@@ -31,8 +31,8 @@ Question = Literal["finding", "gradient", "learning"]
 AdapterName = Literal["full", "lora", "dora"]
 ADAPTERS: dict[AdapterName, tuple[str, ...]] = {
     "full": (),
-    "lora": ("model.adapter=lora",),
-    "dora": ("model.adapter=lora", "model.lora.dora=true"),
+    "lora": ("model.lora.rank=8",),
+    "dora": ("model.lora.rank=8", "model.lora.dora=true"),
 }
 MEASURED_STEPS = (0, 8)  # updates with DAPO before the weights are compared with the solver's mark
 REFERENCE, MINI_BATCHES, MINI_BATCH = 32, 4, 4  # prompts of the reference gradient; mini-batches; prompts of each

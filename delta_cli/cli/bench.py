@@ -109,6 +109,6 @@ def _page(out: Path) -> None:
     (out / "summary.json").write_text(
         json.dumps({"machine": machine, "tasks": [asdict(task) for task in found]}, indent=1) + "\n", encoding="utf-8"
     )
-    console = Console()
+    console = Console(width=max(Console().width, 150))  # a narrow terminal breaks lines; it would break words here
     console.print(page.as_text(found, about), highlight=False)
     console.print(f"written to {out}", highlight=False)

@@ -1,8 +1,8 @@
 """Fill in the measured numbers of the pages: ``python docs/figures``; with ``--check`` it only compares.
 
 A page names a figure in a comment, ``<!--step.speedup-->2.9<!--/-->``, and this program writes what stands between the
-two comments. A table has both comments on lines of their own, with blank lines inside. speed.py and learning.py compute
-every figure from a file in benchmarks/results, so no measured number is typed by hand.
+two comments. A table has both comments on lines of their own, with blank lines inside. speed.py, learning.py and
+bench.py compute every figure from a file in benchmarks/results, so no measured number is typed by hand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import sys
 from itertools import chain
 
+import bench
 import learning
 import speed
 from results import ROOT
@@ -19,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"(?P<open><!--(?P<name>[a-z0-9_.]+)-->)(?P<text>.*?)(?P<close><!--/-->)", re.DOTALL)
 # Markdown takes a line that begins with a comment for HTML.
 BROKEN = re.compile(r"^\s*(?:[-*>]|\d+\.)?\s*<!--[a-z0-9_.]+-->.", re.MULTILINE)
-FIGURES = dict(chain.from_iterable(source() for source in (*speed.SOURCES, *learning.SOURCES)))
+FIGURES = dict(chain.from_iterable(source() for source in (*speed.SOURCES, *learning.SOURCES, *bench.SOURCES)))
 
 
 def filled(text: str) -> str:

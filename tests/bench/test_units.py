@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 
 from delta_cli.bench.arms import ARMS, find_arms, own_arm
-from delta_cli.bench.runner import plan, run
+from delta_cli.bench.runner import plan, records, run
 from delta_cli.bench.solver import token_marks
 from delta_cli.bench.solver_credits import first_mistake, flipped, solver
 from delta_cli.bench.tasks import TASKS, find_tasks
@@ -131,6 +134,19 @@ def test_a_protocol_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
     assert said == []
 
 
+def test_the_full_protocol_has_recipes_for_all_of_its_units() -> None:
+    tasks = [TASKS["addition"], TASKS["noisy"]]
+    units = list(plan(tasks, list(ARMS.values()), range(9), "cpu", False))
+    assert len({unit.key for unit in units}) == len(units)
+    assert {unit.adapter for unit in units} == {"full", "lora", "dora"}
+    first = [unit for unit in units if unit.seed == 0]
+    recipes = [unit.recipe(*unit.arm.changes) for unit in first]
+    lora = [recipe.model.lora for recipe in recipes]
+    assert [each is not None for each in lora] == [unit.adapter != "full" for unit in first]
+    assert {bool(each and each.dora) for each in lora} == {True, False}
+    assert {unit.question for unit in units if unit.seed == 8} == {"learning"}
+
+
 def test_what_does_not_exist_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--task nothing: there is no such task; choose from addition"):
         find_tasks(["nothing"], {})
@@ -142,3 +158,22 @@ def test_what_does_not_exist_is_one_line(tmp_path: Path) -> None:
         own_arm(f"{tmp_path}/absent.py:weights")
     with pytest.raises(UserError, match=r"--credit nonsense: credit 'nonsense' does not exist.*FILE\.py:FUNCTION"):
         own_arm("nonsense")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_workers_end_when_the_bench_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    options = [f"--set={change}" for change in SHORT]
+    command = ["bench", "--quick", "--backend=fake", "--jobs=1", f"--out={out}", *options]
+    with subprocess.Popen([sys.executable, "-m", "delta_cli", *command], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("1/")
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        workers = children.read_text().split() if children.exists() else []
+        running.kill()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    assert len(records(out / "answers.jsonl")) >= 1
