@@ -56,10 +56,17 @@ def doctor(
 ) -> None:
     """Check machine, recipe, data and model, and run the longest batch once. Exit code 1 if something is wrong.
 
-    With --gpu, print instead what a step would need on such GPUs, and what to set if it does not fit.
+    With --gpu, print instead what a step would need on such GPUs, and what to set if it does not fit. With a run folder
+    in place of the recipe, print how far its sampler was from its trainer, and which correction fits.
     """
     from delta_cli.recipe import load_recipe
 
+    if recipe is not None and recipe.is_dir():
+        from delta_cli.doctor.run_gap import explain
+
+        for line in explain(recipe):
+            typer.echo(line)
+        return
     path = recipe or quickstart()
     loaded = load_recipe(path, tuple(set_ or ()))
     if gpu is None:
