@@ -269,11 +269,11 @@ class EpisodeDriver:
             try:
                 self._earn(state)
                 state.session.close()
-                if state.failure is not None:
-                    result.set_result(Verdict(0.0, False, f"environment: {state.failure}"))
-                    return
                 own = int(state.own(len(region)).sum())
                 graded = submit(text, own, (state.ended or "tokens") == "tokens", state.earned)
+                if state.failure is not None:  # a reward of whole groups waits for this response, too
+                    result.set_result(Verdict(0.0, False, f"environment: {state.failure}"))
+                    return
                 graded.add_done_callback(lambda done: result.set_result(done.result()))
             except BaseException as error:
                 result.set_exception(error)

@@ -143,7 +143,7 @@ class Records:
         self.asked: list[tuple[str, int, bool, float | None]] = []
 
     def submit(
-        self, text: str, problem: Problem, length: int, truncated: bool, earned: float | None
+        self, text: str, problem: Problem, length: int, truncated: bool, earned: float | None, place: object
     ) -> Future[Verdict]:
         self.asked.append((text, length, truncated, earned))
         found: Future[Verdict] = Future()
