@@ -222,9 +222,13 @@ def _value(recipe: Recipe, name: str) -> Any:
     """The value of a key; for several rewards, the list of their values."""
     section, _, rest = name.partition(".")
     if section == "reward":
-        values = [getattr(reward, rest) for reward in recipe.rewards]
+        values = [_field(reward, rest) for reward in recipe.rewards]
         return values if len(values) > 1 else values[0]
-    value: Any = recipe
+    return _field(recipe, name)
+
+
+def _field(record: Any, name: str) -> Any:
+    """The value at a dotted name; None if a section on the way is absent."""
     for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
+        record = getattr(record, part, None)
+    return record
