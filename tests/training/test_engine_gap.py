@@ -93,7 +93,8 @@ def noisy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def records(folder: Path, name: str) -> list[Any]:
-    return [row[name] for row in read_lines(RunFolder(folder).rollout_file(1))]
+    """Of the responses with an advantage: the others are scored only under corrections that reject responses."""
+    return [row[name] for row in read_lines(RunFolder(folder).rollout_file(1)) if row["advantage"]]
 
 
 @pytest.mark.usefixtures("noisy_engine")
