@@ -266,6 +266,16 @@ def pack(sequences: Sequences, groups: Iterable[list[int]]) -> PackedBatch:
     )
 
 
+def similar_lengths(lengths: Ids) -> Iterator[Ids]:
+    """Indices of ``lengths`` above 0, longest first, in runs where none is half as long as the longest."""
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    while len(order):
+        count = int(np.sum(2 * lengths[order] > lengths[order[0]]))
+        yield order[:count]
+        order = order[count:]
+
+
 def response_chunks(
     batch: PaddedBatch | SharedPromptBatch | PackedBatch, most: int, cut: bool = False
 ) -> Iterator[tuple[slice, Ids]]:

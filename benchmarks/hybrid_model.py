@@ -27,10 +27,11 @@ HYBRID: dict[str, Any] = {
 }
 
 
-def write_hybrid(folder: Path) -> None:
-    """A Qwen3.5 with random weights, as transformers saves it."""
+def write_hybrid(folder: Path, for_mlx: bool = False) -> None:
+    """Write the model as transformers saves it, or with the keys of config.json that mlx-lm reads."""
     torch.manual_seed(0)
     Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID)).save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "qwen3_5", "full_attention_interval": 4}  # mlx-lm's names
-    (folder / "config.json").write_text(json.dumps(config))
+    if for_mlx:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "qwen3_5", "full_attention_interval": 4}
+        (folder / "config.json").write_text(json.dumps(config))

@@ -119,7 +119,7 @@ def main() -> None:
     with TemporaryDirectory() as scratch:
         plain, mixed = Path(scratch) / "plain", Path(scratch) / "hybrid"
         write_qwen3(plain, vocab_size=VOCABULARY, hidden=128, layers=4, heads=4, head_dim=32, intermediate=384)
-        write_hybrid(mixed)
+        write_hybrid(mixed, for_mlx=True)
         long, two = batch([args.tokens], [16]), batch([args.hybrid_tokens] * 2, [16])
         rows = [
             measure(name, folder, given, checkpointing, args.rounds)

@@ -21,6 +21,7 @@ from backends.interface import BackendError
 from backends.mlx.head import MlxHead
 from backends.weights import refuse_nonfinite, refuse_too_many_layers
 
+WRONG_BATCHES = {"jamba"}  # what mlx-lm 0.32 draws from these in a batch is off by several nats
 GROUP = 64  # numbers that share a scale where the base is quantised here, as in mlx-lm
 
 
@@ -129,6 +130,10 @@ def load(name: str, in_4bit: bool = False) -> MlxPolicy:
             f"cannot load the model in {folder}: {reason}; it takes a config.json, model*.safetensors "
             "and an architecture that mlx-lm knows"
         ) from error
+    if getattr(model, "model_type", None) in WRONG_BATCHES:
+        raise BackendError(
+            f"models of type '{model.model_type}' draw wrong tokens in mlx-lm's batches; choose --backend cpu or cuda"
+        )
     policy = MlxPolicy(model, folder, "language_model." if "language_model" in model else "")
     window = _lost_window(config.get("text_config") or config, getattr(policy.text, "args", None))
     policy = replace(policy, window=window)

@@ -20,10 +20,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from backends.batching import PackedBatch
+from backends.batching import PackedBatch, similar_lengths
 from backends.interface import Ids
 from backends.torch.cache import PageTable
 from backends.torch.paged_attention import attend_pages
+from backends.torch.recurrent import StateLayout
 from backends.torch.softmax import Softmax, attend_once
 
 NAME = "packed_rows"  # the name under which transformers knows this attention
@@ -68,17 +69,24 @@ class PackedLayout:
     prompts: Tensor  # all tokens of prompts, one prompt after another
     prompt_sizes: tuple[int, ...]
     windows: tuple[int, ...]  # window of each layer in tokens; 0: all
+    states: StateLayout | None = None  # for recurrent layers
     reached: set[int | None] = field(default_factory=set)  # layers that have used the layout
 
     @classmethod
-    def of(cls, batch: PackedBatch, windows: tuple[int, ...], device: torch.device) -> PackedLayout:
+    def of(
+        cls,
+        batch: PackedBatch,
+        windows: tuple[int, ...],
+        device: torch.device,
+        states: StateLayout | None = None,
+    ) -> PackedLayout:
         """The blocks of a packed batch: one or more of prompts, and one or more of responses."""
         places, end = np.empty(len(batch.ids), dtype=np.int64), 0
         blocks: list[Block] = []
         queries: list[Ids] = []
         sizes = np.array([group.prompt for group in batch.groups])
         starts = np.array([group.start for group in batch.groups])
-        themselves = [[_Run(None, 0, starts[run], sizes[run])] for run in _alike(sizes)]
+        themselves = [[_Run(None, 0, starts[run], sizes[run])] for run in similar_lengths(sizes)]
         for members in (*themselves, *_merged(_responses(batch), CALL_PAIRS[device.type])):
             rows, width = max(run.rows for run in members), max(run.width for run in members)
             columns = np.arange(width)
@@ -98,6 +106,7 @@ class PackedLayout:
             prompts=torch.from_numpy(np.concatenate(prompts)).to(device),
             prompt_sizes=tuple(sizes.tolist()),
             windows=windows,
+            states=states,
         )
 
 
@@ -123,7 +132,7 @@ def _responses(batch: PackedBatch) -> Iterator[_Run]:
     """The responses of each prompt, as runs."""
     for prompt, group in enumerate(batch.groups):
         starts = group.start + group.prompt + np.cumsum(group.responses) - group.responses
-        for run in _alike(group.responses):
+        for run in similar_lengths(group.responses):
             yield _Run(prompt, group.prompt, starts[run], group.responses[run])
 
 
@@ -165,16 +174,6 @@ def _block(members: list[_Run], rows: int, width: int, sizes: Ids, device: torch
     columns = (np.cumsum(sizes) - sizes)[list(prompts), None] + np.maximum(np.arange(prefix) - missing, 0)
     padding = torch.from_numpy(np.arange(prefix + width) < missing)[:, None].to(device) if unlike else None
     return Block(rows, width, prompts, prefix, torch.from_numpy(columns.ravel()).to(device), padding)
-
-
-def _alike(lengths: Ids) -> Iterator[Ids]:
-    """Indices of ``lengths`` above 0, longest first, in runs where none is half as long as the longest."""
-    order = np.argsort(-lengths, kind="stable")
-    order = order[lengths[order] > 0]
-    while len(order):
-        count = int(np.sum(2 * lengths[order] > lengths[order[0]]))
-        yield order[:count]
-        order = order[count:]
 
 
 def packed_attention(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, packed_batches, response_chunks
 from backends.collective import SOLO
+from backends.errors import no_turns
 from backends.interface import (
     BackendError,
     Collective,
@@ -40,9 +41,10 @@ from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
-from backends.torch.head import TorchHead
+from backends.torch.head import TorchHead, dense_gradient
+from backends.torch.loading import load_policy
 from backends.torch.memory import out_of_memory
-from backends.torch.model import TorchPolicy, dense_gradient, load_policy
+from backends.torch.model import TorchPolicy
 from backends.torch.optimizer import TorchAdamW
 from backends.torch.paged_attention import kernel_fault
 from backends.torch.rollout import TorchRollout
@@ -111,6 +113,10 @@ class TorchEngine(LocalEngine):
     # ------------------------------------------------------------------------------- generating
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
+        if request.turns is not None and self._policy.carries_state is not None:
+            raise no_turns(  # a response that waits for an answer is computed on, which would change its states
+                f"the {self.name} backend with recurrent layers", "choose a transformer, or --backend mlx"
+            )
         with self._parallel.gathered(self._policy):
             return self._draw(request, on_finished)
 
@@ -333,6 +339,7 @@ class TorchEngine(LocalEngine):
 
     def _head_with_gradient(self) -> Tensor | None:
         """The gradient of the output matrix, zero at first; None if it is frozen. Call it after a forward pass."""
+        dense_gradient(self._policy.head_bias)
         return dense_gradient(self._policy.head_weight)
 
     def step(self, learning_rate: float, scale: float = 1.0) -> float:

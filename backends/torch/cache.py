@@ -8,7 +8,7 @@ kernel. ``PagedCache`` gives each row the pages that it fills; it needs a kernel
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from backends.interface import Ids
 from backends.torch.memory import on_device
+from backends.torch.recurrent import CarriedState
+from backends.torch.row_states import RowStates
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Prefix:
 
     length: int  # tokens of the prompt
     hidden: Tensor  # [H] the hidden state that predicts the first response token
-    layers: list[tuple[Tensor, Tensor]]  # keys and values, each [T, heads, head size]
+    layers: list[tuple[Tensor, Tensor]]  # keys and values, each [T, heads, head size]; empty for recurrent layers
+    states: dict[int, CarriedState] = field(default_factory=dict)  # of recurrent layers by number, each [1, ...]
 
     def clone(self) -> Prefix:
         """A copy that does not keep the prefill's batch alive."""
-        return Prefix(self.length, self.hidden.clone(), [(k.clone(), v.clone()) for k, v in self.layers])
+        states = {layer: state.map(torch.clone) for layer, state in self.states.items()}
+        return Prefix(self.length, self.hidden.clone(), [(k.clone(), v.clone()) for k, v in self.layers], states)
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,18 @@ class PageTable:
     windows: tuple[int, ...]  # window of each layer in tokens; 0: all
 
 
-class KeyValueCache(ABC):
+class KeyValueCache(RowStates, ABC):
     """Passed to transformers as ``past_key_values``; the first ``used`` of at most ``slots`` rows hold responses.
 
     A forward pass is prepared by ``step`` and ``open`` (one token for each of the first rows) or by ``open_chunk``
-    (several tokens for some rows); each layer then calls ``update``. ``address`` changes when the tensors move.
+    (several tokens for some rows); each layer then calls ``update``. ``settle`` ends a pass over several tokens.
+    ``address`` changes when the tensors move.
     """
 
     address = 0
 
     def __init__(self, slots: int, dtype: torch.dtype, windows: dict[str, int]) -> None:
-        self.slots = slots
+        super().__init__(slots)
         self.used = 0
         self._dtype = dtype
         self._windows = windows  # the kinds of attention with their windows in tokens; 0: all
@@ -152,6 +157,7 @@ class SlotCache(KeyValueCache):
         for i, (keys, values) in enumerate(prefix.layers):
             self._keys[i][slots, : prefix.length] = keys[: prefix.length]
             self._values[i][slots, : prefix.length] = values[: prefix.length]
+        self._admit_states(prefix.states, self.used, count)
         self.used += count
 
     def arrange(self, order: Ids) -> None:
@@ -161,6 +167,7 @@ class SlotCache(KeyValueCache):
             there, here = (torch.from_numpy(rows).to(device) for rows in (targets, order[targets]))
             for store in (*self._keys, *self._values):
                 store[there] = store[here]
+        self._arrange_states(order)
         self.used = len(order)
 
     def step(self, lengths: Tensor, width: int, grain: int = 1) -> Any:
@@ -170,6 +177,7 @@ class SlotCache(KeyValueCache):
         return self._masks(lengths[:, None], self._width)
 
     def open(self, lengths: Tensor, prepared: Any) -> dict[str, Any]:
+        self._open_states(len(lengths))
         self._where = torch.arange(len(lengths), device=lengths.device)[:, None], lengths[:, None]
         self._every_row = True
         return {"position_ids": lengths[:, None], "attention_mask": prepared}
@@ -180,6 +188,7 @@ class SlotCache(KeyValueCache):
         self._width = int((lengths + counts.max()).max())
         self._reserve(self._width)
         self._where, self._every_row = (on_device(rows, device)[:, None], positions), False
+        self._open_states(self._where[0][:, 0])
         return {"position_ids": positions, "attention_mask": self._masks(positions, self._width)}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -257,6 +266,7 @@ class PagedCache(KeyValueCache):
             self._keys = [k.new_zeros(*shape, *k.shape[1:], dtype=self._dtype) for k, _ in prefix.layers]
             self._values = [v.new_zeros(*shape, *v.shape[1:], dtype=self._dtype) for _, v in prefix.layers]
         rows = np.arange(self.used, self.used + count)
+        self._admit_states(prefix.states, self.used, count)
         self.used += count
         lengths = self._held[: self.used] * self.page
         lengths[rows] = prefix.length + 1
@@ -281,6 +291,7 @@ class PagedCache(KeyValueCache):
             for array in (self._table, self._held):
                 array[: len(order)] = array[order]
                 array[len(order) : self.used] = 0
+        self._arrange_states(order)
         self.used = len(order)
 
     def step(self, lengths: Tensor, width: int, grain: int = 1) -> Any:
@@ -291,6 +302,7 @@ class PagedCache(KeyValueCache):
         return self._copy[: len(lengths)]
 
     def open(self, lengths: Tensor, prepared: Any) -> dict[str, Any]:
+        self._open_states(len(lengths))
         page = (lengths // self.page)[:, None]
         self._where = prepared.gather(1, page) * self.page + (lengths % self.page)[:, None]
         self._rows = None
@@ -304,6 +316,7 @@ class PagedCache(KeyValueCache):
         real = offsets < counts[:, None]
         self._width = int((lengths + counts).max())
         self._where = on_device(np.where(real, self._places(rows, np.where(real, positions, 0)), 0), device)
+        self._open_states(on_device(rows, device))
         self._rows = on_device(self._table[rows, : -(-self._width // self.page)].astype(np.int64), device)
         at = on_device(positions, device)
         return {"position_ids": at, "attention_mask": self._masks(at, self._width)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from backends.torch.cache import KeyValueCache, PagedCache, SlotCache
-from backends.torch.model import TorchPolicy
+from backends.torch.model import WITHOUT_ATTENTION, TorchPolicy
 from backends.torch.paged_attention import PAGE
+from backends.torch.prefill import prefill
 
 # Numbers of a token inside one layer of a prefill, in multiples of the hidden and the feed-forward's size: residual
 # stream, norms, queries, keys, values and outputs; both products of the feed-forward and what becomes of them.
@@ -43,7 +45,7 @@ def new_cache(policy: TorchPolicy, budget: CacheBudget, waiting: int, longest: i
         return SlotCache(slots, longest, policy.dtype, policy.windows)
     slots = min(budget.slots, waiting)
     wanted = slots * -(-longest // PAGE) * PAGE
-    tokens = min(wanted, budget.tokens, _free_tokens(policy, budget))
+    tokens = min(wanted, budget.tokens, _free_tokens(policy, budget, slots))
     return PagedCache(slots, longest, tokens, PAGE, policy.dtype, policy.windows, policy.layer_windows)
 
 
@@ -52,10 +54,21 @@ def key_value_bytes(policy: TorchPolicy) -> int:
     config = policy.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * size * policy.dtype.itemsize)
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    layers = sum(kind not in WITHOUT_ATTENTION for kind in kinds)
+    return int(2 * layers * heads * size * policy.dtype.itemsize)
 
 
-def _free_tokens(policy: TorchPolicy, budget: CacheBudget) -> int:
+def state_bytes(policy: TorchPolicy) -> int:
+    """Bytes of the states of recurrent layers for one response."""
+    if policy.carries_state is None:
+        return 0
+    with torch.no_grad(), policy.compute():
+        [prefix] = prefill(policy, [np.zeros(1, np.int64)])
+    return sum(part.nbytes for state in prefix.states.values() for part, _ in state.pairs(state))
+
+
+def _free_tokens(policy: TorchPolicy, budget: CacheBudget, slots: int) -> int:
     """Tokens whose keys and values fit the GPU's free memory beside a prefill; no limit on a CPU."""
     if policy.device.type != "cuda":
         return sys.maxsize
@@ -64,4 +77,5 @@ def _free_tokens(policy: TorchPolicy, budget: CacheBudget) -> int:
     config, each = policy.config, key_value_bytes(policy)
     inside = PREFILL_NUMBERS[0] * config.hidden_size + PREFILL_NUMBERS[1] * getattr(config, "intermediate_size", 0)
     prefill = budget.prefill_tokens * (inside * policy.dtype.itemsize + each)
-    return max(PAGE, int(free - SPARE * total - prefill - budget.reserved) // each)
+    states = slots * state_bytes(policy)
+    return max(PAGE, int(free - SPARE * total - prefill - states - budget.reserved) // each)

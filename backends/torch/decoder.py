@@ -69,28 +69,46 @@ class Decoder:
         self._lengths = None
         counts = np.array([len(chunk) for chunk in chunks])
         found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for part in _together(counts, lengths, budget):
+        recurrent = self._policy.carries_state is not None
+        for part in _together(counts, lengths, budget, equal=recurrent):
             ids = np.zeros((len(part), counts[part].max()), dtype=np.int64)
             for line, row in zip(ids, part, strict=True):
                 line[: counts[row]] = chunks[row]
-            hidden = self._policy.hidden(
-                on_device(ids, self._policy.device),
-                past_key_values=self._cache,
-                use_cache=True,
-                **self._cache.open_chunk(rows[part], lengths[part], counts[part]),
-            )
-            for line, row in zip(hidden, part.tolist(), strict=True):
-                found[row] = line[counts[row] - 1]
+            if recurrent and not self._policy.carries_state:  # these layers take several tokens only at the start
+                for column in range(ids.shape[1]):
+                    one = np.ones_like(counts[part])
+                    hidden = self._append(ids[:, column : column + 1], rows[part], lengths[part] + column, one)
+                last = np.zeros_like(counts[part])
+            else:
+                hidden, last = self._append(ids, rows[part], lengths[part], counts[part]), counts[part] - 1
+            for line, at, row in zip(hidden, last.tolist(), part.tolist(), strict=True):
+                found[row] = line[at]
         return torch.stack(found)
 
+    def _append(self, ids: Ids, rows: Ids, lengths: Ids, counts: Ids) -> Tensor:
+        """Append counts[i] of the tokens ids[i] to ``rows`` of ``lengths``; returns hidden states [rows, tokens, H]."""
+        hidden = self._policy.hidden(
+            on_device(ids, self._policy.device),
+            past_key_values=self._cache,
+            use_cache=True,
+            **self._cache.open_chunk(rows, lengths, counts),
+        )
+        self._cache.settle()
+        return hidden
 
-def _together(counts: Ids, lengths: Ids, budget: int) -> Iterator[Ids]:
-    """Indices of rows to pass together, longest chunks first; none has less than half the tokens of the longest."""
+
+def _together(counts: Ids, lengths: Ids, budget: int, equal: bool) -> Iterator[Ids]:
+    """Indices of rows to pass together, longest chunks first.
+
+    None has less than half the tokens of the longest, or all have as many if ``equal``: padding would change the states
+    of recurrent layers.
+    """
     order = np.argsort(-counts, kind="stable")
     while len(order):
         longest = int(counts[order[0]])
         pairs = longest * (int(lengths[order].max()) + longest)
         most = max(1, min(budget // longest, CHUNK_PAIRS // pairs))
-        count = min(most, int(np.sum(2 * counts[order] > longest)))
+        similar = counts[order] == longest if equal else 2 * counts[order] > longest
+        count = min(most, int(np.sum(similar)))
         yield order[:count]
         order = order[count:]

@@ -34,6 +34,9 @@ def export(policy: TorchPolicy, folder: Path, weights: dict[str, Tensor], adapte
         config.pop(key, None)
     config["dtype"] = str(policy.dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if policy.part is not None:
+        weights = {policy.part.stored(name): weight for name, weight in weights.items()}
+        weights |= policy.part.others(policy.folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if policy.peft is not None:
         export_adapters(policy, folder, adapters)
@@ -56,11 +59,13 @@ def export_adapters(policy: TorchPolicy, model: Path, adapters: dict[str, Tensor
         dora=bool(config.use_dora),
     )
     parts = [f"lora_{part}.{NAME}.weight" for part in ("A", "B", "magnitude_vector")][: 3 if lora.dora else 2]
+    outer, opened = ("", "") if policy.part is None else ("language_model.", policy.part.opened)
     found = {
-        path: Adapter(*(_numpy(adapters[f"base_model.model.{path}.{part}"]) for part in parts))
+        outer + path: Adapter(*(_numpy(adapters[f"base_model.model.{path}.{part}"]) for part in parts))
         for path in modules(policy.causal)
     }
-    adapter_folder.write(folder, found, lora, policy.causal.config.num_hidden_layers, policy.causal.name_or_path)
+    depth = policy.causal.config.num_hidden_layers
+    adapter_folder.write(folder, found, lora, depth, policy.causal.name_or_path, opened)
     _make_readable(folder, folder / "adapter_config.json")
 
 

@@ -1,7 +1,7 @@
 """The language-model head in chunks of tokens, so that logits [tokens, V] never exist as a whole.
 
-With l = h·Wᵀ / temperature and p = softmax(l), the derivative of log p(y) with respect to h is
-(W_y − Σ_j p_j·W_j) / temperature, and with respect to W it is (onehot(y) − p)ᵀ·h / temperature.
+With l = (h·Wᵀ + b) / temperature, where most models have no b, and p = softmax(l), the derivative of log p(y) with
+respect to h is (W_y − Σ_j p_j·W_j) / temperature, and with respect to W it is (onehot(y) − p)ᵀ·h / temperature.
 
 The objective needs whole responses. If these fit into a chunk, it is evaluated while their probabilities are still in
 memory, so that log-probabilities and both gradients take three matrix products. For a longer response the derivative
@@ -40,10 +40,13 @@ class TorchHead:
     weight: Tensor  # [V, H] float32, or bfloat16 on CUDA
     chunk: int  # tokens whose logits exist at a time
     softcap: float | None = None  # logits stay within ± this
+    bias: Tensor | None = None  # [V] the layer's own, whose gradient is added to it wherever the weight's is computed
 
     def logits(self, hidden: Tensor, temperature: float, out: Tensor | None = None) -> Tensor:
         """Logits of hidden states [c, H] divided by the temperature, float32 [c, V]."""
         logits = _product(hidden.to(self.weight.dtype), self.weight.T, out)
+        if self.bias is not None:
+            logits.add_(self.bias)
         if self.softcap is not None:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits if temperature == 1 else logits.div_(temperature)
@@ -196,7 +199,9 @@ class TorchHead:
         return found.hidden_gradients.mul_((coefficients / temperature)[:, None])
 
     def _add_outer(self, gradient: Tensor, slope: Tensor, hidden: Tensor) -> None:
-        """Add slopeᵀ·hidden to ``gradient`` [V, H] float32, for slope [c, V] and hidden [c, H]."""
+        """Add slopeᵀ·hidden to ``gradient`` [V, H] float32, for slope [c, V] and hidden [c, H]; for a bias, its sum."""
+        if (bias := dense_gradient(self.bias)) is not None:
+            bias.add_(slope.sum(0))
         if self.weight.dtype == torch.float32:
             gradient.addmm_(slope.T, hidden)
         elif adds_in_place(self.weight.device):
@@ -262,6 +267,15 @@ def adds_in_place(device: torch.device) -> bool:
     except (RuntimeError, TypeError, NotImplementedError):
         return False
     return bool((total - 1 - a.float() @ b.float()).abs().max() < 1e-3)
+
+
+def dense_gradient(weight: Tensor | None) -> Tensor | None:
+    """The gradient of a weight, zeros if it has none yet; None for weights without a gradient."""
+    if weight is None or not weight.requires_grad:
+        return None
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

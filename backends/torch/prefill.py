@@ -20,12 +20,18 @@ def prefill(policy: TorchPolicy, prompts: Sequence[Ids]) -> list[Prefix]:
     """One forward pass over some prompts in a packed row; what each leaves behind."""
     starts = np.zeros(len(prompts) + 1, dtype=np.int64)  # no response tokens yet
     batch = pack(Sequences(tuple(prompts), starts[:0], starts), [[row] for row in range(len(prompts))])
-    cache = DynamicCache()
-    hidden = policy.packed_hidden(batch, cache)
+    cache, layout = DynamicCache(), policy.layout(batch, keep_states=True)
+    hidden = policy.packed_hidden(batch, cache, layout)
+    kept = (layout.states and layout.states.kept) or {}
+    empty = hidden.new_empty(len(hidden), 0, 0)
+    by_token = [
+        (empty, empty) if layer.keys is None else (layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1))
+        for layer in cache.layers
+    ]
     found = []
-    for group, last in zip(batch.groups, batch.predicts, strict=True):
+    for place, (group, last) in enumerate(zip(batch.groups, batch.predicts, strict=True)):
         part = slice(group.start, group.start + group.prompt)
-        layers = [(layer.keys[0, :, part], layer.values[0, :, part]) for layer in cache.layers]
-        by_token = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in layers]
-        found.append(Prefix(group.prompt, hidden[last], by_token))
+        layers = [(keys[part], values[part]) for keys, values in by_token]
+        states = {layer: state.row(place) for layer, state in kept.items()}
+        found.append(Prefix(group.prompt, hidden[last], layers, states))
     return found

@@ -17,6 +17,7 @@ def _speed() -> Named:
     yield "step.table", table(STEP_HEADER, (_step_row(name, what) for name, what in STEPS.items()))
     yield "step_mlx.table", table(MLX_HEADER, (_mlx_row(name) for name in ("step_mlx", "step_mlx_shared")))
     yield from _mlx_memory()
+    yield "hybrid.ratio", f"{result('hybrid_update')['ratio']:.2f}"
     yield "delta_step.share", f"{100 * result('delta_step_two_threads')['results']['credit_share']:.1f}"
 
 

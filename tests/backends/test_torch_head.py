@@ -34,19 +34,23 @@ def capped(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 def test_statistics_and_gradients(
-    case: dict[str, torch.Tensor], chunk: int, temperature: float, softcap: float | None
+    case: dict[str, torch.Tensor], chunk: int, temperature: float, softcap: float | None, biased: bool
 ) -> None:
     """Everything the head says, and the gradient of Σ c·logp through it, is autograd's over whole logits."""
     hidden, weight = (case[name].double().requires_grad_() for name in ("hidden", "weight"))
-    log = (capped(hidden @ weight.T, softcap) / temperature).log_softmax(1)
+    bias = torch.linspace(-2, 2, VOCAB, device=weight.device, requires_grad=True) if biased else None
+    logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias.double()
+    log = (capped(logits, softcap) / temperature).log_softmax(1)
     logprobs = log.gather(1, case["targets"][:, None])[:, 0]
     (logprobs * case["coefficients"]).sum().backward()
 
-    head = TorchHead(case["weight"], chunk, softcap)
+    own = None if bias is None else bias.detach().requires_grad_()
+    head = TorchHead(case["weight"], chunk, softcap, own)
     found = head.statistics(case["hidden"], case["targets"], temperature, entropies=True, proxy=Proxy("hidden_exact"))
     gradient = torch.zeros_like(case["weight"])
     rest = case["targets"], found.logsumexp, case["coefficients"], temperature
@@ -58,6 +62,8 @@ def test_statistics_and_gradients(
     close(found.entropies, -(log.exp() * log).sum(1))
     close(slopes, hidden.grad)
     close(gradient, weight.grad)
+    if own is not None and bias is not None:
+        close(own.grad, bias.grad)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])

@@ -13,6 +13,7 @@ import peft
 import torch
 import transformers
 from mlx_lm.utils import load_adapters
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends import registry
 from backends.interface import BackendError, Engine, Floats, RolloutRequest, Sampling, Sequences
@@ -32,7 +33,8 @@ class Outcome:
     """Whether a backend trains a family."""
 
     passed: bool
-    reason: str = ""  # the backend's error, if it refuses the family
+    reason: str = ""  # the backend's error if it refuses the family, or why the family was not tried
+    tried: bool = True
 
 
 def one_response() -> Sequences:
@@ -50,6 +52,8 @@ def expected(model: Any, sequences: Sequences) -> torch.Tensor:
 
 def try_family(family: Family, backend: str, folder: Path) -> Outcome:
     """Do everything that a run does. Raises AssertionError if a number is wrong, not if the model is refused."""
+    if backend == "mlx" and not family.mlx_opens:
+        return Outcome(False, "mlx-lm does not open a folder that transformers 5 writes", tried=False)
     model = build(family, folder / "model")
     if backend == "mlx":
         for_mlx(family, folder / "model")
@@ -93,14 +97,15 @@ def _checkpointed(backend: str, folder: Path, sequences: Sequences) -> None:
     """Gradient checkpointing changes no gradient."""
     weights = np.random.default_rng(4).normal(size=LENGTH)
     found: list[dict[str, Floats]] = []
-    calls = {False: 0, True: 0}  # of attentions, in torch
+    calls = {False: 0, True: 0}  # of attention and recurrent layers, in torch
     for checkpointing in calls:
         engine = registry.create(backend, BackendSettings.of(str(folder), gradient_checkpointing=checkpointing))
         if isinstance(engine, TorchEngine):
-            for layer in engine._policy.causal.base_model.layers:
-                layer.self_attn.register_forward_pre_hook(
-                    lambda *_, kind=checkpointing: calls.update({kind: calls[kind] + 1})
-                )
+            for module in engine._policy.causal.modules():
+                if hasattr(module, "layer_idx") and not isinstance(module, GradientCheckpointingLayer):
+                    module.register_forward_pre_hook(
+                        lambda *_, kind=checkpointing: calls.update({kind: calls[kind] + 1})
+                    )
         engine.accumulate(sequences, Linear(sequences.starts, weights))
         found.append(_gradient(engine))
         engine.close()
@@ -143,7 +148,7 @@ def _exchange(family: Family, folder: Path, sequences: Sequences, trained: Float
     with torch.no_grad():
         found = expected(peft.PeftModel.from_pretrained(model, adapter), sequences).numpy()
     np.testing.assert_allclose(found, trained, rtol=0, atol=2 * family.apart)
-    if family.mlx:
+    if family.mlx and family.mlx_opens:
         build(family, folder / "for mlx")
         for_mlx(family, folder / "for mlx")
         opened = load_adapters(load(str(folder / "for mlx")).model, adapter)

@@ -36,6 +36,14 @@ RECURRENT = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 2,
+}
 CAPPED = {"final_logit_softcapping": 3.0}  # the logits of these weights reach it
 SCALED = {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}
 
@@ -54,6 +62,7 @@ class Family:
     apart: float = 2e-4  # nats between mlx-lm and transformers in float32
     remark: str = ""
     mlx: bool = True  # whether the mlx backend can train mlx-lm's version
+    mlx_opens: bool = True  # whether mlx-lm opens a folder that transformers wrote; a published one may differ
 
 
 FAMILIES = [
@@ -72,6 +81,13 @@ FAMILIES = [
         {"num_experts": 4, "mlp_only_layers": [], "full_attention_interval": 2, "decoder_sparse_step": 1},
     ),
     Family("Qwen3.5", "qwen3_5_text", RECURRENT, inside="qwen3_5"),
+    Family(
+        "Qwen3.5 MoE (Qwen3.5-35B-A3B)",
+        "qwen3_5_moe_text",
+        EXPERTS | RECURRENT | {"shared_expert_intermediate_size": 32},
+        inside="qwen3_5_moe",
+        mlx_opens=False,
+    ),
     Family("Gemma", "gemma", apart=5e-3, remark="mlx-lm takes the exact GELU, transformers its tanh form"),
     Family(
         "Gemma 2",
@@ -111,6 +127,30 @@ FAMILIES = [
         "lfm2",
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         {"block_dim": 64, "block_ff_dim": 96},
+    ),
+    Family(
+        "LFM2 MoE",
+        "lfm2_moe",
+        EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "use_expert_bias": False},
+        {"num_experts": 4},
+    ),
+    Family("LFM3", "lfm3", SLIDING | {"layer_types": ["conv", "sliding_attention"]}, mlx_opens=False),
+    Family(
+        "Granite 4 (hybrid)",
+        "granitemoehybrid",
+        SCALED
+        | MAMBA
+        | {"layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 96}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+        mlx_opens=False,
+    ),
+    Family("Falcon-H1", "falcon_h1", MAMBA | {"mamba_d_ssm": 128}),
+    Family(
+        "Jamba",
+        "jamba",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "use_mamba_kernels": False}
+        | {"mamba_d_state": 8, "mamba_dt_rank": 4},
+        mlx=False,
     ),
     Family("Granite", "granite", SCALED),
     Family("Granite MoE", "granitemoe", SCALED | {"num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -13,8 +13,8 @@ COLUMNS = ("family", "model_type", "cpu, cuda", "mlx", "remark")
 
 
 def cell(outcome: Outcome) -> str:
-    """A tick, or the backend's reason to refuse."""
-    return "✓" if outcome.passed else f"refused: {outcome.reason}"
+    """A tick, or the backend's reason to refuse, or why there was nothing to try."""
+    return "✓" if outcome.passed else f"{'refused' if outcome.tried else 'not tried'}: {outcome.reason}"
 
 
 def write(outcomes: dict[tuple[str, str], Outcome]) -> None:
