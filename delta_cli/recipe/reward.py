@@ -25,7 +25,7 @@ class JudgeSection(Section):
     url: str = key("http://127.0.0.1:8000/v1", "the endpoint, up to /chat/completions", min_length=1)
     model: str = key("default", "name of the model there", min_length=1)
     template: str = key(
-        "Question:\n{question}\n\nReference answer:\n{answer}\n\nResponse:\n{response}\n\nDoes the response "
+        "Question: {question}\n\nReference answer: {answer}\n\nResponse: {response}\n\nDoes the response "
         "reach the reference answer by sound reasoning? End with a line 'Score: N', N from 0 (no) to 10 (fully).",
         "prompt of the judge, or a .txt file of it: {question}, {answer}, {response} and the columns of data.columns",
         min_length=1,

@@ -12,6 +12,7 @@ from backends.interface import Completions, Ids, OnFinished, RolloutRequest, Sam
 from backends.stop_strings import StopText
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.math.boxed import last_box
+from delta_cli.rewards.response_groups import GroupPlace
 
 EOS = 0
 
@@ -71,7 +72,9 @@ class FakeVerdict:
 class BoxGrader:
     """Right where the last box is the gold answer; a gold answer "crash" makes the grading fail."""
 
-    def submit(self, response: str, problem: Problem, length: int, truncated: bool) -> Future[FakeVerdict]:
+    def submit(
+        self, response: str, problem: Problem, length: int, truncated: bool, place: GroupPlace | None = None
+    ) -> Future[FakeVerdict]:
         future: Future[FakeVerdict] = Future()
         failed = problem.answer == "crash"
         future.set_result(FakeVerdict(last_box(response) == problem.answer, "timeout" if failed else None))
