@@ -191,12 +191,14 @@ def _open_sampler(
 
 
 def _own_benchmarks(recipe: Recipe, limit: int | None) -> list[Benchmark]:
-    """The benchmarks of the run's evaluations during training."""
+    """The benchmarks of the run's evaluations during training, also if it had none."""
     from delta_cli.recipe.loading import with_overrides
     from delta_cli.training.setup import load_benchmarks, load_data, load_tokenizer
 
-    if limit is not None:
-        recipe = with_overrides(recipe, [f"evaluation.problems={limit}"])
+    changes = [] if limit is None else [f"evaluation.problems={limit}"]
+    if recipe.evaluation.every == "never":
+        changes.append("evaluation.every=0")
+    recipe = with_overrides(recipe, changes)
     return load_benchmarks(recipe, load_data(recipe, load_tokenizer(recipe)))
 
 

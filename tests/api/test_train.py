@@ -62,6 +62,13 @@ def test_a_table_of_nothing_and_a_long_one() -> None:
     assert np.isnan(long.column("note")).all()
 
 
+def test_a_run_without_evaluations_is_evaluated_on_its_held_out_problems(tmp_path: Path) -> None:
+    never = SMALL | {"run.steps": 1, "evaluation.every": "never"}
+    run = delta_cli.train("quickstart", backend="fake", folder=tmp_path / "run", display="quiet", **never)
+    assert len(run.evaluations) == 0
+    assert run.evaluate(samples=1).average.questions == 5
+
+
 def test_a_run_is_evaluated_compared_inspected_and_reported(run: delta_cli.Run, tmp_path: Path) -> None:
     result = run.evaluate(samples=2, limit=4)
     assert result.settings.samples == 2
