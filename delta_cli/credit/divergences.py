@@ -20,7 +20,13 @@ if TYPE_CHECKING:  # the core itself needs nothing but numpy
     Estimate = Callable[[Doubles, Doubles], tuple[Doubles, Doubles]]  # of x and of the log-ratio to the old policy
 
 KlEstimator = Literal["k1", "k2", "k3", "abs", "low_var_kl", "k3_bias_corrected", "k1+", "k3+"]
+ROUNDING = 1e-5  # nats: how far float32 log-probabilities of one policy may lie apart
 LOW_VAR_LIMIT = 10.0  # nats; verl clips the estimate of a token to it
+
+
+def direction(x: Doubles) -> Doubles:
+    """The derivative of |x|: its sign, and 0 for differences that are no more than rounding."""
+    return np.sign(x) * (np.abs(x) > ROUNDING)
 
 
 def k1(x: Doubles, delta: Doubles) -> tuple[Doubles, Doubles]:
@@ -41,7 +47,7 @@ def k3(x: Doubles, delta: Doubles) -> tuple[Doubles, Doubles]:
 
 def absolute(x: Doubles, delta: Doubles) -> tuple[Doubles, Doubles]:
     """The absolute value of x."""
-    return np.abs(x), np.sign(x)
+    return np.abs(x), direction(x)
 
 
 def low_var_kl(x: Doubles, delta: Doubles) -> tuple[Doubles, Doubles]:

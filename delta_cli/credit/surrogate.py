@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from delta_cli.credit.checks import check_layout
 from delta_cli.credit.corrections import NO_CORRECTION, Correction, accepted_tokens, correction_weights
 from delta_cli.credit.corrections import correction as find_correction
-from delta_cli.credit.divergences import KL_ESTIMATORS, KlEstimator
+from delta_cli.credit.divergences import KL_ESTIMATORS, KlEstimator, direction
 from delta_cli.credit.entropy import clip_cov_tokens, covariances, entropy_estimate, kl_cov_tokens
 from delta_cli.credit.gates import GATES, MAX_LOG_RATIO, GateInput, dual_clipped
 from delta_cli.credit.methods import Method
@@ -223,7 +223,7 @@ class Surrogate:
         if self.method.covariance == "kl":
             penalty = self.method.covariance_kl * shares * self._chosen[index]
             loss += np.dot(penalty, np.abs(delta))
-            gradient += penalty * np.sign(delta) * (np.abs(raw) <= MAX_LOG_RATIO)
+            gradient += penalty * direction(delta) * (np.abs(raw) <= MAX_LOG_RATIO)
         if self.batch.entropy_coefficient:
             entropy, slope = entropy_estimate(logp, delta, self.batch.entropies[index])  # type: ignore[index]
             bonus = self._bonus[index] * (shares > 0)

@@ -303,6 +303,7 @@ def test_why_the_second_moment_is_stored_as_its_root() -> None:
     assert largest > 100
 
 
+@pytest.mark.long
 def test_least_squares_reaches_the_same_loss() -> None:
     """Inputs of many sizes, noise in the targets; the loss without that noise is 0 at the solution."""
     sizes = torch.logspace(0, -1, 128)

@@ -246,6 +246,7 @@ def parse(words: list[str]) -> None:
         command.make_context("delta", list(words), parent=context, resilient_parsing=len(words) == 0)
 
 
+@pytest.mark.long
 def test_every_command_that_a_message_names_can_be_typed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def test_an_evaluation_is_opened_with_its_wrong_answers_first(run: Path) -> None
     assert "as text or json" in delta("inspect", folder, "--format", "html").err
 
 
+@pytest.mark.long
 def test_a_page_follows_a_run_until_it_ends(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written again while the run trains, with a reload; once more without one when it is over."""
     page = tmp_path / "page.html"

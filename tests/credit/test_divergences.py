@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from delta_cli.credit import Method, MiniBatch, Surrogate, method, policy_loss
-from delta_cli.credit.divergences import KL_ESTIMATORS
+from delta_cli.credit.divergences import KL_ESTIMATORS, direction
 from delta_cli.credit.entropy import clip_cov_tokens, covariances, entropy_estimate, kl_cov_tokens, next_coefficient
 
 from .samples import starts_of
@@ -148,6 +148,11 @@ def test_clip_cov_chooses_only_between_its_bounds_and_no_more_than_its_share() -
     assert not clip_cov_tokens(covariance, counted, 1.0, 5.0, 9.0, rng).any()
     chosen = {int(np.flatnonzero(clip_cov_tokens(covariance, counted, 0.1, 1.0, 5.0, rng))[0]) for _ in range(50)}
     assert chosen == {1, 2, 3, 4}
+
+
+def test_rounding_has_no_direction() -> None:
+    """Else the first update would go one way or the other by the number of processes."""
+    np.testing.assert_array_equal(direction(np.array([-1e-6, 1e-6, 0.0, -1e-3, 1e-3])), [0, 0, 0, -1, 1])
 
 
 def test_kl_cov_chooses_the_largest() -> None:

@@ -345,6 +345,7 @@ def test_a_large_recipe_is_judged_without_its_weights_in_five_seconds(monkeypatc
     assert found[-1].level == "note"
 
 
+@pytest.mark.long
 def test_a_slow_model_is_looked_at_for_so_long_and_no_longer() -> None:
     """What goes on is said before it begins; a look that is too short says so, and how to have a longer one."""
     recipe = load_recipe(None, ["data.limit=60", "rollout.max_tokens=24", "update.micro_batch_tokens=64"])

@@ -117,6 +117,7 @@ def test_mlx_computes_what_torch_computes(tmp_path: Path) -> None:
     assert [each for each in parity.differences(other, one, 1e-4) if not each.within] == []
 
 
+@pytest.mark.long
 def test_a_four_bit_base_of_mlx_lm_trains_through_adapters(folder: Path, tmp_path: Path) -> None:
     """Its first rewards equal those of torch on the dequantised weights."""
     packed, plain = tmp_path / "packed", tmp_path / "plain"

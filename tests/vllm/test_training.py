@@ -61,6 +61,7 @@ def test_a_run_learns(model: Path, tmp_path: Path, ahead: int) -> None:
         assert max(float(str(record["engine_gap_max"])) for record in records) < 1e-5
 
 
+@pytest.mark.long
 def test_the_batch_does_not_depend_on_when_it_was_drawn(model: Path, tmp_path: Path) -> None:
     """Weights that do not move: a run that draws ahead draws just what the other one does."""
     for ahead in (0, 1):
@@ -94,6 +95,7 @@ def test_a_stopped_run_that_draws_ahead_goes_on(model: Path, tmp_path: Path) -> 
     assert [record["step"] for record in metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_launched_server_ends_with_the_run(model: Path, tmp_path: Path, vllm: str) -> None:
     recipe = make_recipe(model, engine__kind="vllm", engine__launch=True, engine__python=vllm, run__steps=2)
     watcher = train(recipe, tmp_path / "run")
@@ -102,6 +104,7 @@ def test_a_launched_server_ends_with_the_run(model: Path, tmp_path: Path, vllm: 
     assert not servers_of(tmp_path), "the server outlived the run"
 
 
+@pytest.mark.long
 def test_a_launched_server_that_dies_is_started_again(model: Path, tmp_path: Path, vllm: str) -> None:
     """In the middle of a batch, with weights that are newer than those it was first launched on."""
     once = ["--die-once", str(tmp_path / "died")]
@@ -114,6 +117,7 @@ def test_a_launched_server_that_dies_is_started_again(model: Path, tmp_path: Pat
     assert not servers_of(tmp_path)
 
 
+@pytest.mark.long
 def test_a_killed_run_takes_its_server_along(model: Path, tmp_path: Path, vllm: str) -> None:
     """Killed, it can clean nothing up."""
     recipe = make_recipe(model, engine__kind="vllm", engine__launch=True, engine__python=vllm, run__steps=10_000)
@@ -155,7 +159,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
     """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
     changes = {"engine__kind": "vllm", "engine__deadline": 1.5, "engine__async_steps": ahead, "checkpoint__every": 1}
