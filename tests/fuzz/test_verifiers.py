@@ -303,6 +303,26 @@ def test_programs(code: str, checks: str) -> None:
     assert not reward or "'no'" not in checks
 
 
+PAIRWISE = [
+    "for a, b in zip(f(), {0}):\n    assert a == b",
+    "for a, b in zip({0}, f()):\n    assert a == b",
+    "assert all(a == b for a, b in zip(f(), {0}))",
+    "def test():\n    for i, (a, b) in enumerate(zip(f(), {0})):\n        assert a == b, i",
+]
+
+
+@pytest.mark.usefixtures("sandbox")
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=5), st.data())
+@settings(max_examples=60 if os.environ.get("DELTA_FUZZ") else 4)
+def test_pairs_are_equal_only_if_none_is_missing(expected: list[int], returned: list[int], data: Any) -> None:
+    """More elements than expected pass, as ``zip`` has it; fewer do not."""
+    if data.draw(st.booleans()):
+        returned = expected[: len(returned)]
+    checks = data.draw(st.sampled_from(PAIRWISE)).format(expected)
+    code = f"```python\ndef f(): return {returned}\n```"
+    assert reward_of(code, {"type": "asserts", "code": checks}, 20) == (returned[: len(expected)] == expected)
+
+
 @given(TABLES)
 @example({"type": "asserts", "code": "assert 0", "cases": "0"})
 @example({"type": "asserts", "code": "assert 0", "cases": None})
