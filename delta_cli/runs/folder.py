@@ -74,8 +74,14 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._refuse_links()
+            lock = Path(self._lock.lock_file)
+            _refuse_links([lock] if os.path.lexists(lock) else [])
             self._lock.acquire(timeout=0.5)  # `delta runs` holds the lock for an instant to see whether it is free
+            inner = (file for folder in (self.rollouts, self.checkpoints, self.model) for file in _below(folder))
+            _refuse_links([*self.path.iterdir(), *inner])
+        except UserError:
+            self.release()
+            raise
         except Timeout:
             raise UserError(
                 f"{self.path}: another process is training in this folder; choose another --run-dir"
@@ -87,19 +93,6 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: holds a run already; add --resume to continue it, or choose another --run-dir"
             )
-
-    def _refuse_links(self) -> None:
-        """Raise UserError if something that a run reads, writes or deletes is not a plain file or folder."""
-        inner = (file for folder in (self.rollouts, self.checkpoints, self.model) for file in _below(folder))
-        for file in (*self.path.iterdir(), *inner):
-            mode = file.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                raise UserError(
-                    f"{file}: is a symbolic link, and a run writes and deletes only inside its own folder; replace the "
-                    "link by what it points to"
-                )
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise UserError(f"{file}: is not a plain file or folder; remove it")
 
     def release(self) -> None:
         """Unlock the folder."""
@@ -250,6 +243,19 @@ def read_lines(file: Path) -> Iterator[JsonObject]:
                 yield with_new_metrics(record)
             elif line.endswith(b"\n"):
                 raise UserError(f"{file}: not a line of JSON: {line[:60]!r}; fix or delete the line")
+
+
+def _refuse_links(files: Iterable[Path]) -> None:
+    """Raise UserError if something that a run reads, writes or deletes is not a plain file or folder."""
+    for file in files:
+        mode = file.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            raise UserError(
+                f"{file}: is a symbolic link, and a run writes and deletes only inside its own folder; replace the "
+                "link by what it points to"
+            )
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UserError(f"{file}: is not a plain file or folder; remove it")
 
 
 def _below(folder: Path) -> Iterator[Path]:
