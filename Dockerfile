@@ -1,6 +1,6 @@
 # delta on NVIDIA GPUs, with vLLM in an environment of its own, because vLLM pins other versions of torch and transformers.
 #   docker build -t delta .
-#   docker run --gpus all --ipc=host -v "$PWD/runs:/work/runs" delta train qwen3_8b_lora --fit
+#   docker run --gpus all --ipc=host -v "$PWD:/runs" delta train qwen3_8b_lora --fit
 # Without vLLM, which halves the image: docker build --build-arg VLLM= -t delta .
 FROM nvidia/cuda:12.8.1-devel-ubuntu24.04
 
@@ -22,7 +22,7 @@ COPY recipes recipes
 RUN /opt/delta/bin/pip install --constraint constraints.txt '.[torch,hub,quantised,tensorboard]'
 
 # A recipe with engine.launch = true finds vLLM with --set engine.python=/opt/vllm/bin/python.
-ENV PATH=/opt/delta/bin:$PATH HF_HOME=/work/.cache/huggingface
-WORKDIR /work
+ENV PATH=/opt/delta/bin:$PATH HF_HOME=/runs/.cache/huggingface
+WORKDIR /runs
 ENTRYPOINT ["delta"]
 CMD ["--help"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from delta_cli.bench.arms import BenchArm
 from delta_cli.bench.tasks import Task
 from delta_cli.bench.units import ADAPTERS, Unit, measure
-from delta_cli.runs.folder import JsonObject
+from delta_cli.runs.folder import JsonObject, read_lines
 
 FINDING_TASKS = ("addition", "sparse", "words")
 ADAPTER_TASK = "addition"
@@ -47,6 +47,7 @@ def plan(
 
 def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]) -> None:
     """Compute the units that the file does not hold yet, one line each."""
+    _cut_unfinished_line(file)
     done = {tuple(record["key"]) for record in records(file)}
     missing = [unit for unit in units if unit.key not in done]
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
@@ -77,5 +78,11 @@ def _end_with_parent() -> None:
 
 
 def records(file: Path) -> list[JsonObject]:
-    """The answers that are there."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    """The answers that are there. Raises UserError for a damaged line."""
+    return list(read_lines(file)) if file.exists() else []
+
+
+def _cut_unfinished_line(file: Path) -> None:
+    """Remove what a killed bench left of its last line, so that the next line does not continue it."""
+    if file.exists():
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)

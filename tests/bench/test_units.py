@@ -160,6 +160,14 @@ def test_what_does_not_exist_is_one_line(tmp_path: Path) -> None:
         own_arm("nonsense")
 
 
+def test_a_line_that_a_killed_bench_left_unfinished_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"key": ["a"]}\n{"key": ["b"', encoding="utf-8")
+    assert len(records(file)) == 1
+    run([], file, 1, print)
+    assert file.read_text(encoding="utf-8") == '{"key": ["a"]}\n'
+
+
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_workers_end_when_the_bench_is_killed(tmp_path: Path) -> None:
