@@ -49,7 +49,8 @@ class Model(Section):
 
     path: str = key("tiny-base", 'model folder, name on the Hugging Face hub, or "tiny-base" (shipped)', min_length=1)
     dtype: Literal["float32", "bfloat16", "float16"] = key(
-        "float32", "type of the compute, master weights are float32; float16 is for adapters with mlx, on an M1"
+        "float32",
+        "type of weights and compute; AdamW has float32 masters of bfloat16 weights; float16: adapters, mlx, on an M1",
     )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
     lora: Lora | None = key(None, "train low-rank adapters; absent: the whole model")
@@ -80,7 +81,7 @@ class Optimizer(Section):
     weight_decay: float = key(0.1, "AdamW: decoupled weight decay", ge=0, le=10)
     max_grad_norm: float = key(1.0, "the gradient's norm is clipped to it; 0: never", ge=0)
     moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
-    offload: bool = key(False, "AdamW: moments rest in host memory between updates, not on the GPU")
+    offload: bool = key(False, "AdamW: moments and masters rest in host memory between updates, not on the GPU")
 
     def clip_factor(self, norm: float) -> float:
         """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""

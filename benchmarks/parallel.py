@@ -92,7 +92,7 @@ def work(model: Path, sharding: Sharding, threads: int, steps: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     weights = [local(weight) for _, weight in engine._policy.trained()]
-    moments = engine._optimizer.moments.bytes
+    moments = engine._optimizer.state.bytes
     kept = 2 * sum(weight.nbytes for weight in weights) + moments  # a gradient is as large as its weight
     found = {"seconds": seconds, "kept": kept, "resident": resident() - imports, "parameters": engine.parameters}
     print(json.dumps(found), flush=True)

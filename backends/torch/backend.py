@@ -360,11 +360,9 @@ class TorchEngine(LocalEngine):
     # ----------------------------------------------------------------------------------- keeping
 
     def sample_weights(self) -> Floats:
-        weights = [] if self._parallel.sharded else [weight for _, weight in self._policy.trained()]
-        if not weights:
+        if self._parallel.sharded or not self._optimizer.weights:
             return np.zeros(0, np.float32)
-        with torch.no_grad():
-            return torch.cat([weight.reshape(-1)[:16].float() for weight in weights]).cpu().numpy()
+        return self._optimizer.samples(16).numpy()
 
     def save(self, folder: Path) -> FileDigests:
         return self._optimizer.save(folder)

@@ -270,11 +270,11 @@ def adds_in_place(device: torch.device) -> bool:
 
 
 def dense_gradient(weight: Tensor | None) -> Tensor | None:
-    """The gradient of a weight, zeros if it has none yet; None for weights without a gradient."""
+    """The float32 gradient of a weight, zeros if it has none yet; None for weights without a gradient."""
     if weight is None or not weight.requires_grad:
         return None
     if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
+        weight.grad = torch.zeros_like(weight, dtype=torch.float32)
     return weight.grad
 
 

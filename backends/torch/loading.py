@@ -37,9 +37,8 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
             'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
         )
     dtype = torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
-    stored = dtype if model.lora else torch.float32  # trained weights are float32; a frozen base need not be
     packing = four_bits.settings(dtype) if model.load_in_4bit else None
-    policy = _read(folder, model.path, dtype, stored, device, packing)
+    policy = _read(folder, model.path, dtype, device, packing)
     if not Path(model.path).expanduser().is_dir():
         policy.causal.name_or_path = model.path  # adapters name the hub model as their base, not a local cache folder
     policy.carries_state = recurrent.adopt(policy.causal)
@@ -51,6 +50,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
     if settings.frozen:
         policy.causal.requires_grad_(False)
     if model.lora:
+        policy.mixed = dtype == torch.bfloat16
         policy.peft = adapters.attach(policy.causal, model.lora, model.adapter, settings.seed)
         four_bits.keep_differentiable(policy.causal)
     return policy
@@ -86,13 +86,8 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _read(
-    folder: Path, name: str, dtype: torch.dtype, stored: torch.dtype, device: torch.device, packing: Any = None
-) -> TorchPolicy:
-    """The model in ``folder`` with every weight read from its files; ``packing`` says how matrices are quantised.
-
-    Products are computed in ``dtype``, and weights kept in the type ``stored``.
-    """
+def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, packing: Any = None) -> TorchPolicy:
+    """The model in ``folder`` with every weight read from its files; ``packing`` says how matrices are quantised."""
     config, part = _config(folder, name)
     _check_size(config, folder, name)
     logging = transformers.utils.logging
@@ -103,7 +98,7 @@ def _read(
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=stored,
+            dtype=dtype,
             key_mapping=part.renamings if part else None,
             attn_implementation=attention.NAME,
             use_safetensors=True,
@@ -134,7 +129,11 @@ def _read(
         f"model '{name}'", (key for key, weight in model.named_parameters() if not weight.isfinite().all())
     )
     model.get_input_embeddings().padding_idx = None  # if padding is also the end of sequence, it must be learned
-    return TorchPolicy(model if packing else model.to(device), folder, dtype, part)
+    policy = TorchPolicy(model if packing else model.to(device), folder, dtype, part)
+    # Some architectures keep a few weights in float32, which only autocast can mix with others.
+    kept = packing is not None or any(weight.dtype != dtype for weight in model.parameters())
+    policy.mixed = kept and dtype == torch.bfloat16
+    return policy
 
 
 def _check_size(config: Any, folder: Path, name: str) -> None:

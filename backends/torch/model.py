@@ -28,8 +28,10 @@ WITHOUT_ATTENTION = RECURRENT | BY_TOKEN
 class TorchPolicy:
     """A causal language model as a trunk, which computes post-norm hidden states, and a head.
 
-    ``dtype`` is the type of the compute. Trained weights are always float32; bfloat16 products run under autocast,
-    which casts each weight once while the context of :meth:`compute` is open.
+    ``dtype`` is the type of the compute. In bfloat16 the weights are bfloat16 too, and all layers compute with them;
+    the optimizer has float32 masters of those that are trained. Adapters are float32 beside a bfloat16 base, so
+    ``mixed`` policies compute under autocast, which casts each weight once while the context of :meth:`compute` is
+    open.
     """
 
     def __init__(self, causal: Any, folder: Path, dtype: torch.dtype, part: LanguagePart | None = None) -> None:
@@ -38,6 +40,7 @@ class TorchPolicy:
         self.folder = folder
         self.dtype = dtype
         self.part = part  # where the folder keeps the language model, if it holds more than that
+        self.mixed = False  # whether a bfloat16 policy has weights in float32
         self.carries_state: bool | None = None  # whether recurrent layers can start from a state; None without any
         self.peft: Any = None
         self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, unless they were new
@@ -110,8 +113,7 @@ class TorchPolicy:
 
     def compute(self, cached: bool = True) -> torch.autocast:
         """The context of forward passes; ``cached`` keeps the bfloat16 copies of weights between them."""
-        mixed = self.dtype == torch.bfloat16
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=mixed, cache_enabled=cached)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed, cache_enabled=cached)
 
     def hidden(self, ids: Tensor, **inputs: Any) -> Tensor:
         """Post-norm hidden states [B, T, H] of ids [B, T], times the model's logit scale if it has one."""
@@ -151,7 +153,7 @@ class TorchPolicy:
             if isinstance(module, nn.Linear):
                 module.to(self.dtype)
         copied = TorchPolicy(causal, self.folder, self.dtype, self.part)
-        copied.carries_state = self.carries_state
+        copied.carries_state, copied.mixed = self.carries_state, self.mixed
         return copied
 
     def remember(self) -> None:

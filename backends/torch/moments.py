@@ -1,7 +1,7 @@
-"""AdamW's two moments of every weight: in float32 or 8 bits, on the device or in host memory between updates.
+"""What AdamW keeps for every weight: two moments in float32 or 8 bits, and a float32 master of a bfloat16 weight.
 
-The flattened weights lie end to end in buckets. Moments are stored by bucket, and an update holds one bucket (on CUDA
-two) in float32 on the device beyond what is stored.
+The flattened weights lie end to end in buckets. Moments and masters are stored by bucket, on the device or in host
+memory, and an update holds one bucket (on CUDA two) in float32 on the device beyond what is stored.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ class Store(Protocol):
 
 
 class Float32:
-    """Moments in float32."""
+    """Rows of float32 numbers: two of moments, or one of masters."""
 
-    def __init__(self, count: int, device: torch.device, offload: bool) -> None:
+    def __init__(self, count: int, device: torch.device, offload: bool, rows: int = 2) -> None:
         self._device, self._offload = device, offload
-        self._moments = _room((2, count), torch.float32, device, offload)
+        self.numbers = _room((rows, count), torch.float32, device, offload)
 
     def fetch(self) -> Tensor:
-        return self._moments.to(self._device, non_blocking=True, copy=True) if self._offload else self._moments
+        return self.numbers.to(self._device, non_blocking=True, copy=True) if self._offload else self.numbers
 
     def keep(self, moments: Tensor) -> None:
         if self._offload:
-            self._moments.copy_(moments, non_blocking=True)
+            self.numbers.copy_(moments, non_blocking=True)
 
     def tensors(self) -> dict[str, tuple[Tensor, int]]:
-        return {"": (self._moments, 1)}
+        return {"": (self.numbers, 1)}
 
 
 class Int8:
@@ -128,22 +128,41 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, offl
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-class Moments:
-    """The moments of ``weights``, zero at first. Raises BackendError if memory runs out."""
+class Bucket(NamedTuple):
+    """Some pieces of weights with their moments, and with their masters if the weights are bfloat16."""
+
+    pieces: list[Piece]
+    moments: Store
+    masters: Float32 | None
+
+    @property
+    def bytes(self) -> int:
+        """The size of what is stored."""
+        stored = sum(tensor.nbytes for tensor, _ in self.moments.tensors().values())
+        return stored + (self.masters.numbers.nbytes if self.masters else 0)
+
+
+class AdamState:
+    """The moments of ``weights``, zero at first, and masters that equal them. Raises BackendError if memory runs out.
+
+    A bfloat16 weight has 8 significant bits, so it would round most updates away; they add up in its master.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], settings: Optimizer) -> None:
         self._weights = weights
         self._device = next(iter(weights.values())).device
         self._offload = settings.offload
-        large = settings.moments == "int8"
         sizes = {name: weight.numel() for name, weight in weights.items()}
-        coded = {name: size for name, size in sizes.items() if large and size >= SMALL}
-        plain = {name: size for name, size in sizes.items() if name not in coded}
+        rounded = {name for name, weight in weights.items() if weight.dtype == torch.bfloat16}
+        coded = {name for name, size in sizes.items() if settings.moments == "int8" and size >= SMALL}
         try:
-            self._buckets: list[tuple[list[Piece], Store]] = [
-                (pieces, store(_padded(pieces[-1].inside.stop), self._device, settings.offload))
-                for store, some in ((Float32, plain), (Int8, coded))
-                for pieces in layout(some)
+            self._buckets = [
+                self._bucket(pieces, store, masters)
+                for store, chosen in ((Float32, sizes.keys() - coded), (Int8, coded))
+                for masters in (False, True)
+                for pieces in layout(
+                    {name: size for name, size in sizes.items() if name in chosen and (name in rounded) == masters}
+                )
             ]
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -154,23 +173,44 @@ class Moments:
                 f'{instead}update.moments = "int8", or train adapters with [model.lora]'
             ) from error
 
+    @torch.no_grad()
+    def _bucket(self, pieces: list[Piece], store: type[Float32] | type[Int8], masters: bool) -> Bucket:
+        count = _padded(pieces[-1].inside.stop)
+        moments = store(count, self._device, self._offload)
+        if not masters:
+            return Bucket(pieces, moments, None)
+        kept = Float32(count, self._device, self._offload, rows=1)
+        for piece in pieces:
+            kept.numbers[0, piece.inside].copy_(self._weights[piece.name].view(-1)[piece.start : piece.stop])
+        return Bucket(pieces, moments, kept)
+
     @property
     def bytes(self) -> int:
-        """The size of the stored moments."""
-        return sum(tensor.nbytes for _, store in self._buckets for tensor, _ in store.tensors().values())
+        """The size of the stored moments and masters."""
+        return sum(bucket.bytes for bucket in self._buckets)
 
-    def update(self, apply: Callable[[list[Piece], Tensor], None]) -> None:
-        """Call ``apply`` with each bucket's pieces and its moments [2, n] on the device, which it updates in place.
+    def update(self, apply: Callable[[list[Piece], list[Tensor], Tensor], None]) -> None:
+        """Call ``apply`` with the pieces, their numbers and their moments [2, n] of each bucket, on the device.
 
-        On CUDA, buckets from host memory alternate between two streams: one is copied back while the next is fetched.
-        All copies are done on return.
+        It updates numbers and moments in place. The numbers are those of the weights, or of their masters, to which the
+        weights are then rounded. On CUDA, buckets from host memory alternate between two streams: one is copied back
+        while the next is fetched. All copies are done on return.
         """
         overlap = self._offload and self._device.type == "cuda"
         streams = self._two_streams() if overlap else [None]
-        for (pieces, store), stream in zip(self._buckets, cycle(streams), strict=False):
+        for (pieces, store, masters), stream in zip(self._buckets, cycle(streams), strict=False):
             with torch.cuda.stream(stream) if stream else nullcontext():
                 moments = store.fetch()
-                apply(pieces, moments)
+                weights = [self._weights[piece.name].view(-1)[piece.start : piece.stop] for piece in pieces]
+                if masters is None:
+                    apply(pieces, weights, moments)
+                else:
+                    exact = masters.fetch()
+                    numbers = [exact[0, piece.inside] for piece in pieces]
+                    apply(pieces, numbers, moments)
+                    for weight, number in zip(weights, numbers, strict=True):
+                        weight.copy_(number)
+                    masters.keep(exact)
                 store.keep(moments)
         if overlap:
             torch.cuda.synchronize(self._device)
@@ -182,10 +222,10 @@ class Moments:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         return [*streams]
 
-    def entries(self) -> dict[str, TensorRows]:
+    def moments(self) -> dict[str, TensorRows]:
         """The moments as stored in a file, by name; shares their memory."""
         found: dict[str, TensorRows] = {}
-        for pieces, store in self._buckets:
+        for pieces, store, _ in self._buckets:
             for suffix, (tensor, unit) in store.tensors().items():
                 for piece in pieces:
                     shape = self._weights[piece.name].shape
@@ -194,3 +234,20 @@ class Moments:
                         new = TensorRows(tuple(shape) if unit == 1 else (-(-shape.numel() // unit),), [])
                         found.setdefault(f"{moment}.{piece.name}{suffix}", new).parts.append(row[part])
         return found
+
+    def masters(self) -> dict[str, list[Tensor]]:
+        """The flat parts of each bfloat16 weight's master, by the weight's name; shares their memory."""
+        found: dict[str, list[Tensor]] = {}
+        for pieces, _, masters in self._buckets:
+            for piece in pieces if masters else ():
+                assert masters is not None
+                found.setdefault(piece.name, []).append(masters.numbers[0, piece.inside])
+        return found
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Set each bfloat16 weight to its rounded master."""
+        for name, parts in self.masters().items():
+            pieces = self._weights[name].view(-1).split([part.numel() for part in parts])
+            for piece, part in zip(pieces, parts, strict=True):
+                piece.copy_(part)

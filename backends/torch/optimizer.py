@@ -1,4 +1,4 @@
-"""AdamW on float32 weights, and the files of weights and moments."""
+"""AdamW on float32 weights or the masters of bfloat16 weights, and the files of both and of moments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch.optim.adamw import adamw
 from backends.interface import BackendError, FileDigests, WriteState
 from backends.settings import Optimizer
 from backends.torch import state_file
-from backends.torch.moments import MOMENTS, Moments, Piece
+from backends.torch.head import dense_gradient
+from backends.torch.moments import MOMENTS, AdamState, Piece
 from backends.torch.sharding import DataParallel, local
 from backends.torch.state_file import StoredState, TensorRows
 from backends.weights import refuse_nonfinite
@@ -31,9 +32,20 @@ class TorchAdamW:
         self._steps = 0
 
     @cached_property
-    def moments(self) -> Moments:
-        """Allocated on first use: an engine that only samples or scores needs no memory for them."""
-        return Moments({name: local(weight) for name, weight in self.weights.items()}, self._settings)
+    def state(self) -> AdamState:
+        """Allocated on first use: an engine that only samples or scores needs no memory for it."""
+        return AdamState({name: local(weight) for name, weight in self.weights.items()}, self._settings)
+
+    @property
+    def _has_masters(self) -> bool:
+        return any(weight.dtype == torch.bfloat16 for weight in self.weights.values())
+
+    def samples(self, count: int) -> Tensor:
+        """The first ``count`` numbers of every weight that updates change, float32 on the host."""
+        masters = self.state.masters() if "state" in self.__dict__ else {}
+        first = [masters.get(name, [local(weight).reshape(-1)])[0] for name, weight in self.weights.items()]
+        with torch.no_grad():
+            return torch.cat([numbers[:count].float().cpu() for numbers in first])
 
     def step(self, learning_rate: float, scale: float) -> float:
         """One update with ``scale`` times the gradient; returns that gradient's norm before clipping.
@@ -41,8 +53,7 @@ class TorchAdamW:
         Updates nothing if the norm is not finite. A missing gradient counts as zero.
         """
         for weight in self.weights.values():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
+            dense_gradient(weight)
         gradients = {name: local(weight.grad) for name, weight in self.weights.items() if weight.grad is not None}
         self._parallel.sum_gradients(gradients.values())
         norm = abs(scale) * self._parallel.norm(gradients.values())
@@ -59,12 +70,11 @@ class TorchAdamW:
     @torch.no_grad()
     def _update(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         settings = self._settings
-        weights = {name: local(weight).view(-1) for name, weight in self.weights.items()}
 
-        def apply(pieces: list[Piece], moments: Tensor) -> None:
+        def apply(pieces: list[Piece], weights: list[Tensor], moments: Tensor) -> None:
             steps = torch.full((len(pieces),), float(self._steps), device=moments.device)
             adamw(
-                [weights[piece.name][piece.start : piece.stop] for piece in pieces],
+                weights,
                 [gradients[piece.name].reshape(-1)[piece.start : piece.stop] for piece in pieces],
                 [moments[0, piece.inside] for piece in pieces],
                 [moments[1, piece.inside] for piece in pieces],
@@ -80,7 +90,7 @@ class TorchAdamW:
                 maximize=False,
             )
 
-        self.moments.update(apply)
+        self.state.update(apply)
         self._steps += 1
 
     def save(self, folder: Path) -> FileDigests:
@@ -118,10 +128,12 @@ class TorchAdamW:
                 entries = self._moment_entries(step)
                 self._check_type(state, entries)
                 state.check({**entries, "step": state_file.whole(step)})
-                values.read(self._weight_entries())
                 if step == 0:
-                    self.__dict__.pop("moments", None)  # gradients of steps that are undone
+                    self.__dict__.pop("state", None)  # gradients of steps that are undone
+                values.read(self._weight_entries())
                 state.read(entries)
+                if self._has_masters:
+                    self.state.round_weights()
                 self._steps = int(step)
         except (SafetensorError, OSError) as error:
             raise BackendError(
@@ -133,8 +145,13 @@ class TorchAdamW:
             weight.grad = None
 
     def _weight_entries(self) -> dict[str, TensorRows]:
+        masters = self.state.masters() if self._has_masters else {}
         return {
-            name: TensorRows(tuple(weight.shape), [local(weight.detach()).view(-1)], self._parallel.first_row(weight))
+            name: TensorRows(
+                tuple(weight.shape),
+                masters.get(name) or [local(weight.detach()).view(-1)],
+                self._parallel.first_row(weight),
+            )
             for name, weight in self.weights.items()
         }
 
@@ -142,7 +159,7 @@ class TorchAdamW:
         """The moments to save; empty before the first step."""
         if step == 0:
             return {}
-        found = self.moments.entries()
+        found = self.state.moments()
         if not self._parallel.sharded:
             return found
         return {  # float32 only: other storage cannot be split by rows

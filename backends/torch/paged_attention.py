@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backends.interface import Ids
 from backends.torch.cache import PagedCache, PageTable
+from backends.torch.memory import out_of_memory
 from backends.torch.prefill import prefill
 from backends.torch.softmax import Softmax, attend_once
 
@@ -84,6 +85,8 @@ def kernel_fault(policy: TorchPolicy) -> str | None:
             [whole] = prefill(policy, [ids])
             expected, found = whole.hidden.float(), _decoded(policy, ids)
     except (RuntimeError, TypeError, ValueError, ImportError, NotImplementedError) as error:
+        if out_of_memory(error):  # says nothing about the kernel
+            raise
         return f"it cannot be used here ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
     gap = float((found - expected).abs().max() / expected.abs().max())
     limit = 0.05 if policy.dtype == torch.bfloat16 else 1e-3

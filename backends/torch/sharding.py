@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -50,6 +50,27 @@ def _split_modules(policy: TorchPolicy) -> list[Any]:
 def _trunk(causal: Any) -> Any:
     """A method of the model that calls its base model."""
     return MethodType(lambda self, **inputs: self.base_model(**inputs), causal)
+
+
+def _precision(policy: TorchPolicy) -> MixedPrecisionPolicy:
+    """How FSDP gathers and sums: trained bfloat16 weights as such, from shards that are their float32 masters."""
+    rounded = any(weight.dtype == torch.bfloat16 for _, weight in policy.trained())
+    half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if rounded else {}
+    return MixedPrecisionPolicy(**half, cast_forward_inputs=False)
+
+
+def _make_masters(module: nn.Module) -> None:
+    """Make a module's trained bfloat16 weights float32 before they are split; gathering rounds them again."""
+    for weight in module.parameters():
+        if weight.requires_grad and weight.dtype == torch.bfloat16 and not isinstance(weight, DTensor):
+            weight.data = weight.data.float()
+
+
+def _keep_float32_gradients(causal: nn.Module) -> None:
+    """Sum the gradients of bfloat16 weights over micro-batches in float32."""
+    for weight in causal.parameters():
+        if weight.requires_grad and weight.dtype == torch.bfloat16:
+            weight.grad_dtype = torch.float32
 
 
 @contextmanager
@@ -95,10 +116,14 @@ class DataParallel:
         causal = policy.causal
         if not self.sharded:
             causal.to(self._device)
+            _keep_float32_gradients(causal)
             return
         layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
+        precision = _precision(policy)
         for module in (*layers, causal):  # the model itself comes last; it holds embedding, norm and head
-            fully_shard(module, mesh=self._mesh, reshard_after_forward=self._reshards(module, policy))
+            _make_masters(module)
+            reshards = self._reshards(module, policy)
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=reshards, mp_policy=precision)
             assert isinstance(module, FSDPModule)
             module.set_gradient_divide_factor(1.0)  # the gradient is a sum over tokens, not a mean over ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
@@ -106,6 +131,10 @@ class DataParallel:
         # The base model is called directly, which would skip the hooks that gather the weights of the model itself.
         causal.trunk = _trunk(causal)
         register_fsdp_forward_method(causal, "trunk")
+        if precision.param_dtype is not None:  # so that the head's gradient can be summed in float32
+            causal.unshard()
+            _keep_float32_gradients(causal)
+            causal.reshard()
 
     def _reshards(self, module: nn.Module, policy: TorchPolicy) -> bool:
         """Whether a module frees its gathered weights after a forward pass; the model keeps its own for the head."""

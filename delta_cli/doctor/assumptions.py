@@ -10,10 +10,10 @@ LATENCY = 20e-6  # seconds
 EAGER_LAYER = 0.5e-3  # seconds
 ENGINE_STEP = 2e-3  # seconds
 GRAPH_KERNEL = 1.75e-6  # seconds
-DECODE_KERNELS = (58, 72)  # of each layer, and beside the layers; benchmarks/count_8b.py counts them
+DECODE_KERNELS = (55, 77)  # of each layer, and beside the layers; benchmarks/count_8b.py counts them
 ENGINE_SEQUENCES = 256
 DISK = 2e9  # bytes a second
-ADAMW_BYTES = 46
+ADAMW_BYTES = 42
 RESERVE = 0.1
 MEAN_SHARE = 0.25
 MEAN_PROMPT = 150  # tokens
@@ -32,14 +32,14 @@ ASSUMPTIONS = (
     f"by benchmarks/count_8b.py, at {GRAPH_KERNEL * 1e6:g} µs each inside CUDA graphs, on top of reading weights and "
     "keys. It admits responses to the free memory by their tokens and reads no padding (if the kernel for pages is "
     "missing, responses take slots of the longest's length, and far fewer fit). It gathers whole weights on every GPU, "
-    "so that "
-    "processes may draw at their own pace: what is trained in float32, its bfloat16 casts beside it. The export of the "
-    "model, vLLM's included, puts together one matrix after the other; the first process's host holds the result.",
+    "in the type of the compute, so that processes may draw at their own pace. The export of the model, vLLM's "
+    "included, puts together one matrix after the other; the first process's host holds the result.",
     f"vLLM takes {ENGINE_STEP * 1e3:g} ms a step beside the GPU's work (CUDA graphs, scheduler), reads no padding, has "
     f"at most {ENGINE_SEQUENCES} responses under way, sleeps outside drawing, and splits the weights over 2, 4 or 8 "
     f"GPUs where one is too small. New weights reach it through files, at {DISK / 1e9:g} GB/s.",
-    f"AdamW, clipping and the copy to bfloat16 move {ADAMW_BYTES} bytes for each trained number and update: norm 4, "
-    "clipping 8, moments and weights 28, copy 6. Offloaded moments cross PCIe there and back.",
+    f"AdamW, clipping and rounding to bfloat16 move {ADAMW_BYTES} bytes for each trained number and update: norm 4, "
+    "clipping 8, moments and weights 28, the rounded weight 2. Offloaded moments and masters cross PCIe there and "
+    "back.",
     f"Of the collectives' time that computing could hide, {OVERLAP:.0%} is hidden: the first gather and the last "
     f"scatter have nothing beside them. Each takes {LATENCY * 1e6:g} µs times log2 of the processes besides.",
     "Groups are dealt to processes whole; a phase takes as long as it takes the process with the most groups, all "

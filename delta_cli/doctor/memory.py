@@ -21,8 +21,8 @@ MemoryPhase = Literal["stays", "rollout", "score", "update", "export", "host"]
 
 # Numbers that the inside of one layer keeps for the backward pass, for a token: so many times the hidden
 # size, the width of all queries, that of all keys, and the feed-forward's width. Counted as autograd saves
-# them (a test repeats it). In bfloat16 the residual stream and the norms stay float32, which is two numbers.
-_INSIDE = {"float32": (12, 5, 4, 4), "bfloat16": (19, 7, 5, 4), "float16": (19, 7, 5, 4)}
+# them (a test repeats it). Norms compute in float32, which is two numbers of 16 bits.
+_INSIDE = {"float32": (6, 5, 6, 4), "bfloat16": (8, 6, 7, 4), "16 bits with adapters": (9, 6, 7, 4)}
 _HEAD_ROWS = 4  # hidden states of a micro-batch: as they come, chosen, their derivative, and that in place
 
 
@@ -72,7 +72,7 @@ def bytes_by_phase(items: Iterable[MemoryItem]) -> dict[MemoryPhase, int]:
 def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layout: ShardingLayout) -> list[MemoryItem]:
     half = recipe.model.dtype != "float32"
     lora, count = recipe.model.lora, shape.parameters
-    stored = FLOAT if lora is None or not half else 2
+    stored = _width(recipe) if lora or layout.parts == 1 else FLOAT  # shards of trained weights are the masters
     bits = (config.get("quantization") or {}).get("bits")
     width = f"{bits} bits" if bits else f"{stored} bytes"
     base = count * bits // 8 + count // 16 if bits else count * stored
@@ -86,6 +86,8 @@ def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layou
     if lora:
         items.append(MemoryItem("adapters", own * FLOAT, "stays", some.format(" × 4 bytes"), "model.lora.rank"))
     smaller = "" if lora else "train adapters: add [model.lora]"
+    if half and lora is None and layout.parts == 1:
+        items.append(_masters(recipe.update, own, some, smaller))
     items.append(_moments(recipe.update, own, some, smaller))
     items.append(MemoryItem("gradient", own * FLOAT, "update", some.format(" × 4 bytes"), smaller))
     items += _compute_copy(recipe, shape, layout, smaller)
@@ -108,17 +110,16 @@ def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layou
 
 
 def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, smaller: str) -> list[MemoryItem]:
-    """The weights that layers compute with: cast if stored in float32, gathered if sharded.
+    """The weights that layers compute with, beside those that are stored: casts of adapters, gathered weights.
 
-    A rollout gathers all of them, the export one matrix at a time. Scoring and a fully sharded update hold two layers
-    (one in use, the next on its way), the embeddings and the head. Trained weights are gathered in float32. A cast
-    lives for its product, in the update until the backward pass of its layer, and in a rollout all casts stay.
+    A rollout gathers all of them, the export one matrix at a time, in the type of the shards. Scoring and a fully
+    sharded update hold two layers (one in use, the next on its way), the embeddings and the head.
     """
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     if layout.parts == 1:
         how = f"{_many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
-        return [MemoryItem("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half else []
-    width, count = 2 if half and lora else FLOAT, shape.parameters
+        return [MemoryItem("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half and lora else []
+    width, count = _width(recipe), shape.parameters
     ends = count - shape.layers * shape.layer_matrices
     working = 2 * shape.layer_matrices + ends if layout.sharding == "full" else count
     every, several = f"{_many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
@@ -129,18 +130,29 @@ def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, sma
     ]
     largest = shape.vocabulary * shape.hidden
     items.append(
-        MemoryItem("weights, gathered", width * largest, "export", "one matrix after the other", "a smaller model")
+        MemoryItem(
+            "weights, gathered",
+            (width if lora else FLOAT) * largest,
+            "export",
+            "one matrix after the other",
+            "a smaller model",
+        )
     )
     if lora is None:
         size, how = FLOAT * (shape.layer_matrices + ends), "of a layer, embeddings and head, before they are scattered"
         items.append(MemoryItem("gradient, whole", size, "update", how))
-    if half and lora is None:
-        layer, kept = shape.layer_matrices, recipe.model.gradient_checkpointing
-        casts: dict[MemoryPhase, int] = {"rollout": count, "score": layer, "update": layer if kept else count}
-        for phase, size in casts.items():
-            how = f"{_many(size) if size == count else 'of a layer'}, cast to bfloat16, 2 bytes"
-            items.append(MemoryItem("compute copy", 2 * size, phase, how, smaller))
     return items
+
+
+def _width(recipe: Recipe) -> int:
+    """Bytes of a number of the weights and activations."""
+    return FLOAT if recipe.model.dtype == "float32" else 2
+
+
+def _masters(update: UpdateSection, own: int, some: str, smaller: str) -> MemoryItem:
+    remedies = ["" if update.offload else "update.offload = true", smaller]
+    phase: MemoryPhase = "host" if update.offload else "stays"
+    return MemoryItem("masters", FLOAT * own, phase, some.format(" × 4 bytes"), "; ".join(filter(None, remedies)))
 
 
 def _moments(update: UpdateSection, own: int, some: str, smaller: str) -> MemoryItem:
@@ -158,7 +170,7 @@ def _moments(update: UpdateSection, own: int, some: str, smaller: str) -> Memory
 
 def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes of a token's keys and values in all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 if recipe.model.dtype != "float32" else FLOAT)
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * _width(recipe)
 
 
 def pooled(recipe: Recipe, shape: ModelShape, items: list[MemoryItem], room: int) -> list[MemoryItem]:
@@ -184,7 +196,7 @@ def _vllm(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     """
     if not recipe.engine.colocated:
         return []
-    width = 2 if recipe.model.dtype != "float32" else FLOAT
+    width = _width(recipe)
     per_token, length = key_value_bytes(recipe, shape), recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
     weights, how = shape.parameters * width, f"{_many(shape.parameters)} × {width} bytes"
     least = f"one response of {length} tokens × {per_token / 1024:.0f} KiB; what engine.memory leaves holds more"
@@ -231,10 +243,11 @@ def _rollout(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list[
 def _inside(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes per token inside one layer."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
-    numbers = sum(a * b for a, b in zip(_INSIDE[recipe.model.dtype], widths, strict=True))
     lora = recipe.model.lora
+    kind = "16 bits with adapters" if lora and recipe.model.dtype != "float32" else recipe.model.dtype
+    numbers = sum(a * b for a, b in zip(_INSIDE[kind], widths, strict=True))
     scaled = shape.outputs(lora.targets) if lora and lora.dora else 0  # what DoRA multiplies by m/‖·‖
-    return (numbers + scaled) * (2 if recipe.model.dtype != "float32" else FLOAT)
+    return (numbers + scaled) * _width(recipe)
 
 
 def _activations(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
@@ -245,8 +258,8 @@ def _activations(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
     inside = _inside(recipe, shape)
     head = _HEAD_ROWS * shape.hidden * FLOAT
     if recipe.model.gradient_checkpointing:
-        residual = shape.hidden * (2 if half and lora else FLOAT)  # float32 where the embeddings are
-        kept, how = shape.layers * residual + inside, "the inputs of all layers and the inside of one"
+        kept = shape.layers * shape.hidden * _width(recipe) + inside
+        how = "the inputs of all layers and the inside of one"
     else:
         kept, how = shape.layers * inside, "the inside of all layers"
     chunk = 3 * update.head_chunk_tokens * shape.vocabulary * FLOAT
@@ -275,7 +288,7 @@ def _features(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list
     if recipe.method.resolve().credit != "delta":
         return []
     update, rollout = recipe.update, recipe.rollout
-    width = 2 if recipe.model.dtype != "float32" else FLOAT
+    width = _width(recipe)
     tokens = layout.most(rollout.prompts) * rollout.responses * rollout.max_tokens
     everything = tokens * shape.hidden * width
     here = min(everything, update.feature_bytes)

@@ -80,8 +80,8 @@ class PlanRequest:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of the whole model as it is sharded: float32, except for the base of adapters."""
-        return (self.width if self.recipe.model.lora else FLOAT) * self.shape.parameters
+        """Bytes of the whole model as it is gathered from shards."""
+        return self.weight_bytes
 
     @property
     def trained_bytes(self) -> int:

@@ -163,7 +163,8 @@ def _update(request: PlanRequest) -> StepPhase:
     own = request.layout.share(trained(recipe, request.shape))
     optimizer = gpu_time.reading(assumptions.ADAMW_BYTES * own, gpu)
     moments = 2 * own if recipe.update.moments == "int8" else 2 * FLOAT * own
-    crossing = gpu_time.crossing(2 * moments, gpu) if recipe.update.offload else 0.0
+    masters = FLOAT * own if request.width < FLOAT and not frozen and request.layout.parts == 1 else 0
+    crossing = gpu_time.crossing(2 * (moments + masters), gpu) if recipe.update.offload else 0.0
     seconds = request.updates * (max(gpu_time.products(flops, gpu), launches) + optimizer + crossing)
     how = f"{request.updates} updates on {request.mini_batch.packed:,.0f} tokens"
     return StepPhase("updating", seconds, f"{how}, AdamW {request.updates * (optimizer + crossing):.1f} s of it")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from backends.interface import BackendError
 from backends.settings import Optimizer
 from backends.torch import moments as moments_module
-from backends.torch.moments import Moments, Piece, layout
+from backends.torch.moments import AdamState, Piece, layout
 from backends.torch.optimizer import TorchAdamW
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.sharding import ALONE
@@ -127,7 +127,7 @@ def test_before_the_first_step_there_are_no_moments(tmp_path: Path) -> None:
     """Who only draws pays nothing for them, and what was loaded from such a file starts from zero again."""
     fresh, used = make(), make()
     fresh.save(tmp_path)
-    assert "moments" not in vars(fresh)
+    assert "state" not in vars(fresh)
     run(used, range(2))
     used.load(tmp_path)
     for optimizer in (fresh, used):
@@ -200,9 +200,9 @@ def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(BackendError, match=r"27,158 weights .* host's memory; set update.moments"):
-        _ = make(offload=True).moments
+        _ = make(offload=True).state
     with pytest.raises(BackendError, match=r"device's memory; set update.offload = true"):
-        _ = make().moments
+        _ = make().state
 
 
 # ------------------------------------------------------------------------------------------ 8 bits
@@ -325,5 +325,5 @@ def test_least_squares_reaches_the_same_loss() -> None:
 def test_bytes_by_hand() -> None:
     """Two codes a number and two scales a block, in whole blocks; 8 bytes a number where they are few."""
     weights = {"large": torch.zeros(100, 100), "small": torch.zeros(4095)}
-    assert Moments(weights, Optimizer()).bytes == 8 * (40 * 256 + 16 * 256)
-    assert Moments(weights, Optimizer(moments="int8")).bytes == 40 * (2 * 256 + 2 * 4) + 8 * 16 * 256
+    assert AdamState(weights, Optimizer()).bytes == 8 * (40 * 256 + 16 * 256)
+    assert AdamState(weights, Optimizer(moments="int8")).bytes == 40 * (2 * 256 + 2 * 4) + 8 * 16 * 256

@@ -233,3 +233,15 @@ def test_a_kernel_that_computes_something_else_is_not_used(
             same(engine.rollout(REQUEST), expected)
         assert engine.slower_path is not None
         assert re.fullmatch(f"keys and values are kept in slots.*{reason}.*", engine.slower_path)
+
+
+def test_memory_that_runs_out_during_the_check_is_no_fault_of_the_kernel(
+    make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    policy = make()._policy
+    monkeypatch.setattr(paged_attention, "prefill", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        paged_attention.kernel_fault(policy)

@@ -44,7 +44,7 @@ def machine(device: float, host: float = 0.0) -> Machine:
         ("quickstart", "cpu", 0.25, 0.25),
         ("smollm2_135m", "cpu", 4, 4),
         ("qwen3_8b_lora", "cuda", 22, 60),
-        ("qwen3_8b", "cuda", 130, 200),
+        ("qwen3_8b", "cuda", 110, 200),
         ("qwen3_1.7b_mac", "mlx", 8, 12),
     ],
 )
@@ -91,7 +91,7 @@ def test_the_doctor_says_the_verdict_first_and_what_fits(monkeypatch: pytest.Mon
     first = json.loads(said.out.splitlines()[0])
     assert said.code == 1
     assert (first["subject"], first["level"]) == ("memory", "wrong")
-    assert "It fits with: --set rollout.batch=8 --set update.micro_batch_tokens=12500, which" in first["text"]
+    assert "It fits with: --set rollout.batch=16 --set update.micro_batch_tokens=12500, which" in first["text"]
     assert "--fit" in first["text"]
 
 

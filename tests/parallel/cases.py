@@ -10,12 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file
 
 from backends.collective import SOLO
 from backends.interface import Collective, Engine, RolloutRequest, Sampling, Sequences, starts_of
 from backends.registry import create
 from backends.settings import Optimizer, Sharding
+from backends.torch import state_file
 from delta_cli.credit import PRESETS
 from delta_cli.data.problem import Problem
 from delta_cli.recipe import Recipe, load_recipe
@@ -197,9 +199,43 @@ def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
     with TemporaryDirectory() as own:
         folder = Path(ranks.gather(own)[0])
         engine.export(folder)
-        weights = load_file(folder / "model.safetensors")
+        weights = {name: weight.float().numpy() for name, weight in load_file(folder / "model.safetensors").items()}
         ranks.barrier()
     return weights
+
+
+def bfloat16_update(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
+    """The float32 masters of bfloat16 weights before and after an update, from checkpoints, and the exported weights.
+
+    With a huge epsilon AdamW steps along the gradient.
+    """
+    recipe = recipe_of(Case({"model.dtype": "bfloat16"}, tied=False, sharding=sharding), models[False])
+    straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=1e8)
+    engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
+    updater = Updater(recipe, engine, ranks)
+    batch, groups = batch_of(0), np.arange(2)
+    scored = updater.score(batch)
+    surrogate = updater.surrogate(scored, updater.credit(scored, 0), groups)
+    found = {f"before {name}": value for name, value in checkpointed(engine, ranks).items()}
+    updater.accumulate(batch, groups, surrogate)
+    engine.step(1e8 * 1e-3, surrogate.scale)
+    found |= {f"after {name}": value for name, value in checkpointed(engine, ranks).items()}
+    found |= {f"exported {name}": value for name, value in exported(engine, ranks).items()}
+    engine.close()
+    return found
+
+
+def checkpointed(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
+    """The weights in a checkpoint, put together from the rows of all ranks."""
+    with TemporaryDirectory() as own:
+        folder = Path(ranks.gather(own)[0])
+        engine.save(folder)
+        ranks.barrier()
+        with state_file.stored(folder, "weights") as stored:
+            found = {name: state_file.whole(torch.empty(shape)) for name, shape in stored.shapes.items()}
+            stored.read(found)
+        ranks.barrier()
+    return {name: entry.parts[0].view(entry.shape).numpy() for name, entry in found.items()}
 
 
 def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:

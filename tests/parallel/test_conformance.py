@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from . import cases
 
@@ -69,6 +70,29 @@ def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[b
         assert several["norm"] == pytest.approx(norm, rel=GRADIENT)
         gap = np.sqrt(sum(np.square(several[name] - value).sum() for name, value in alone.items()))
         assert gap < GRADIENT * norm
+
+
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+@pytest.mark.parametrize("sharding", cases.SHARDINGS)
+def test_masters_of_bfloat16_weights(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+    """The update differs by the rounding of products alone; whole or split, weights are their masters' rounding."""
+    alone = cases.bfloat16_update("none", models)
+    names = {name.removeprefix("after ") for name in alone if name.startswith("after ")}
+    moved = {name: alone[f"after {name}"] - alone[f"before {name}"] for name in names}
+    length = np.sqrt(sum(np.square(value).sum() for value in moved.values()))
+    assert length > 1e-4
+    for rank in found:
+        several = rank[f"bfloat16-{sharding}"]
+        assert several.keys() == alone.keys()
+        gap = 0.0
+        for name in names:
+            np.testing.assert_array_equal(several[f"before {name}"], alone[f"before {name}"])
+            gap += np.square(several[f"after {name}"] - several[f"before {name}"] - moved[name]).sum()
+            master = torch.from_numpy(several[f"after {name}"])
+            np.testing.assert_array_equal(several[f"exported {name}"], master.bfloat16().float().numpy())
+        assert np.sqrt(gap) < 0.03 * length
+        # The masters have moved by less than bfloat16 shows, so the export alone would not hold them.
+        assert any(not np.array_equal(several[f"exported {name}"], several[f"after {name}"]) for name in names)
 
 
 @pytest.mark.parametrize("found", GROUPS[::2], indirect=True)

@@ -18,6 +18,7 @@ def main(folder: Path, tier: str) -> None:
     models = {True: folder / "tied", False: folder / "untied"}
     found = {name: cases.run(cases.CASES[name], models, ranks) for name in cases.TIERS[tier]}
     found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in cases.SHARDINGS}
+    found |= {f"bfloat16-{sharding}": cases.bfloat16_update(sharding, models, ranks) for sharding in cases.SHARDINGS}
     found["exchanged"] = cases.exchanged(ranks)
     (folder / f"found-{tier}-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
