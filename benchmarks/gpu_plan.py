@@ -252,7 +252,7 @@ class Plan:
         def squared() -> Tensor:
             return F.scaled_dot_product_attention(square, keys, values, is_causal=True, enable_gqa=True)
 
-        yield self._attended("rectangle, causal to the lower right (today's)", now, work)
+        yield self._attended("rectangle, causal to the lower right", now, work)
         for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION"):
             with sdpa_kernel([getattr(SDPBackend, name), SDPBackend.MATH]):
                 yield self._attended(f"square, {name}", squared, work)
@@ -299,6 +299,10 @@ class Plan:
                 engine.accumulate(batch, lambda logp, _: (float(-logp.sum()), np.full(len(logp), -1e-4)))
 
             yield self._worked(f"update, chunks of {chunk}", self.clock(accumulate, 2), 4 * forward + 4 * head)
+        policy: Any = engine._policy  # type: ignore[attr-defined]
+        yield {"what": "attention without padding is used", "value": int(policy.varlen), "unit": ""}
+        policy.varlen = False
+        yield self._worked("update in padded rectangles", self.clock(accumulate, 2), 4 * forward + 4 * head)
         start = time.perf_counter()
         engine.step(1e-6, 1e-4)
         self.wait()

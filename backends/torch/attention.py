@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -26,6 +28,7 @@ from backends.torch.cache import PageTable
 from backends.torch.paged_attention import attend_pages
 from backends.torch.recurrent import StateLayout
 from backends.torch.softmax import Softmax, attend_once
+from backends.torch.varlen_attention import VarlenLayout, attend_sequences, takes
 
 NAME = "packed_rows"  # the name under which transformers knows this attention
 
@@ -34,6 +37,8 @@ NAME = "packed_rows"  # the name under which transformers knows this attention
 # calls, responses to several prompts are padded into one. On a CPU a call costs nothing extra.
 CALL_PAIRS = {"cpu": 0, "cuda": 2**20}
 MASKED_PAIRS = 2**25  # queries × keys, at most, in a call with padded prompts, which needs a dense mask
+# Scores or entries of a mask, at most, in a call that materialises them: those of all queries would be gigabytes.
+PART_SCORES = 2**28
 ALIGNMENT = 8  # pad keys to a multiple of this; otherwise the kernel pads the mask in every layer
 
 
@@ -60,26 +65,17 @@ class Block:
 
 
 @dataclass(frozen=True)
-class PackedLayout:
-    """Which token attends to which in a packed row of T tokens."""
+class Rectangles:
+    """Which token attends to which in a packed row of T tokens, as padded blocks."""
 
     blocks: tuple[Block, ...]
     queries: Tensor  # [Q] positions in the row, in the order of the blocks; padding repeats a sequence's last token
     places: Tensor  # [T] the position of each token among the queries
     prompts: Tensor  # all tokens of prompts, one prompt after another
     prompt_sizes: tuple[int, ...]
-    windows: tuple[int, ...]  # window of each layer in tokens; 0: all
-    states: StateLayout | None = None  # for recurrent layers
-    reached: set[int | None] = field(default_factory=set)  # layers that have used the layout
 
     @classmethod
-    def of(
-        cls,
-        batch: PackedBatch,
-        windows: tuple[int, ...],
-        device: torch.device,
-        states: StateLayout | None = None,
-    ) -> PackedLayout:
+    def of(cls, batch: PackedBatch, device: torch.device) -> Rectangles:
         """The blocks of a packed batch: one or more of prompts, and one or more of responses."""
         places, end = np.empty(len(batch.ids), dtype=np.int64), 0
         blocks: list[Block] = []
@@ -105,9 +101,29 @@ class PackedLayout:
             places=torch.from_numpy(places).to(device),
             prompts=torch.from_numpy(np.concatenate(prompts)).to(device),
             prompt_sizes=tuple(sizes.tolist()),
-            windows=windows,
-            states=states,
         )
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """How the layers compute a packed row; what attention needs is worked out when a layer first asks for it."""
+
+    batch: PackedBatch
+    windows: tuple[int, ...]  # window of each layer in tokens; 0: all
+    device: torch.device
+    states: StateLayout | None = None  # for recurrent layers
+    varlen: bool = False  # whether a kernel takes sequences of any lengths
+    reached: set[int | None] = field(default_factory=set)  # layers that have used the layout
+
+    @cached_property
+    def rectangles(self) -> Rectangles:
+        """The row as padded blocks."""
+        return Rectangles.of(self.batch, self.device)
+
+    @cached_property
+    def sequences(self) -> VarlenLayout:
+        """The row as sequences without padding."""
+        return VarlenLayout.of(self.batch, self.device)
 
 
 @dataclass(frozen=True)
@@ -207,13 +223,29 @@ def packed_attention(
     if layout is None:
         visible = attention_mask
         if visible is None:
-            visible = _visible(query.shape[2], key.shape[2] - query.shape[2], 0, query.device)
+            visible = _visible(query.shape[2], key.shape[2], key.shape[2] - query.shape[2], 0, query.device)
         return softmax.attend(query, key, value, visible, scaling).transpose(1, 2), None
     layer = getattr(module, "layer_idx", None)
     layout.reached.add(layer)
     window = layout.windows[layer or 0]
     # Under autocast, norms leave queries and keys in float32, while values come from a product in 16 bits.
-    states = [state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value)]
+    q, k, v = (state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value))
+    if layout.varlen and softmax.plain and takes(query, value):
+        return attend_sequences(q, k, v, layout.sequences, window, scaling)[None], None
+    return attend_rectangles(q, k, v, layout.rectangles, window, scaling, softmax)[None], None
+
+
+def attend_rectangles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Rectangles,
+    window: int,
+    scaling: float | None,
+    softmax: Softmax,
+) -> Tensor:
+    """Outputs [T, heads, size] for queries [T, heads, size], and keys and values [T, fewer heads, size]."""
+    states = query, key, value
     sizes = [math.prod(block.shape) for block in layout.blocks]
     gathered = [state.index_select(0, layout.queries).split(sizes) for state in states]
     # Each prompt once, not once per block: a gradient summed over copies would depend on their order.
@@ -226,7 +258,7 @@ def packed_attention(
         else:
             seen = [prefix[block.prompts[0]] for prefix in prefixes] if block.prompts else own
         outputs.append(_attend(block, queries, own, seen, scaling, window, softmax))
-    return torch.cat(outputs).index_select(0, layout.places)[None], None
+    return torch.cat(outputs).index_select(0, layout.places)
 
 
 def _attend(
@@ -249,37 +281,82 @@ def _attend(
         shared = [states.unflatten(0, (-1, 1, block.prefix)).transpose(2, 3) for states in prefixes]
         shared = [states.expand(-1, block.rows, -1, -1, -1).flatten(0, 1) for states in shared]
         keys, values = (torch.cat(parts, dim=2) for parts in zip(shared, (keys, values), strict=True))
-    if not softmax.plain:
-        visible = _seen(block, window, query.device)
-        return softmax.attend(query, keys, values, visible, scaling).transpose(1, 2).flatten(0, 1)
-    mask = _mask(block, window, query.device)
-    grouped = _takes_fewer_keys(query, keys, values, mask)
-    if not grouped:
-        keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
-    found = scaled_dot_product_attention(
-        query, keys, values, mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-    )
+    parts = _parts(block, window, 1 if softmax.plain else query.shape[1])
+    if len(parts) > 1 and not (softmax.plain and _mask_free(block, window)):
+        outputs = [
+            checkpoint(_attend_part, block, query, keys, values, part, scaling, window, softmax, use_reentrant=False)
+            for part in parts
+        ]
+        return torch.cat(outputs, dim=2).transpose(1, 2).flatten(0, 1)
+    every = slice(block.width), slice(block.prefix + block.width)
+    found = _attend_part(block, query, keys, values, every, scaling, window, softmax)
     return found.transpose(1, 2).flatten(0, 1)
 
 
-def _mask(block: Block, window: int, device: torch.device) -> Tensor | None:
+def _attend_part(
+    block: Block,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    part: tuple[slice, slice],
+    scaling: float | None,
+    window: int,
+    softmax: Softmax,
+) -> Tensor:
+    """The outputs [sequences, heads, queries, size] for some queries, which see no keys but those of the part."""
+    query, keys, values = query[:, :, part[0]], keys[:, :, part[1]], values[:, :, part[1]]
+    if not softmax.plain:
+        return softmax.attend(query, keys, values, _seen(block, window, part, query.device), scaling)
+    mask = _mask(block, window, part, query.device)
+    grouped = _takes_fewer_keys(query, keys, values, mask)
+    if not grouped:
+        keys, values = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (keys, values))
+    return scaled_dot_product_attention(
+        query, keys, values, mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
+
+
+def _parts(block: Block, window: int, heads: int) -> list[tuple[slice, slice]]:
+    """Queries and the keys that they may see, so that a part has at most ``PART_SCORES`` scores in ``heads`` heads."""
+    width, each = block.width, block.shape[0] * heads
+    if each * width * (block.prefix + width) <= PART_SCORES:
+        return [(slice(width), slice(block.prefix + width))]
+    keys = min(window, block.prefix + width) if window else block.prefix + width
+    count = max(1, PART_SCORES // (each * keys))
+    count = max(1, min(count, PART_SCORES // (each * min(keys + count, block.prefix + width))))
+    found = []
+    for start in range(0, width, count):
+        stop = min(start + count, width)
+        oldest = max(0, block.prefix + start - window + 1) if window else 0
+        found.append((slice(start, stop), slice(oldest, block.prefix + stop)))
+    return found
+
+
+def _mask_free(block: Block, window: int) -> bool:
+    """Whether attention is plain and causal, which kernels compute without a mask."""
+    return block.padding is None and not (window and block.prefix + block.width > window)
+
+
+def _mask(block: Block, window: int, part: tuple[slice, slice], device: torch.device) -> Tensor | None:
     """Query i sees the keys up to prefix + i, at most the last ``window``; None means plain causal attention."""
-    if block.padding is not None or (window and block.prefix + block.width > window):
-        return _seen(block, window, device)
+    if not _mask_free(block, window):
+        return _seen(block, window, part, device)
     return causal_lower_right(block.width, block.prefix + block.width) if block.prefix else None
 
 
-def _seen(block: Block, window: int, device: torch.device) -> Tensor:
-    """The mask as booleans, [width, prefix + width], or with padding [sequences, 1, width, prefix + width]."""
-    every = _visible(block.width, block.prefix, window, device)
+def _seen(block: Block, window: int, part: tuple[slice, slice], device: torch.device) -> Tensor:
+    """The mask of a part as booleans, [queries, keys], or with padding [sequences, 1, queries, keys]."""
+    queries, keys = part
+    start, oldest = queries.start or 0, keys.start or 0
+    every = _visible(queries.stop - start, keys.stop - oldest, block.prefix + start - oldest, window, device)
     if block.padding is None:
         return every
-    return (every & ~block.padding).repeat_interleave(block.rows, dim=0)[:, None]
+    return (every & ~block.padding[:, :, keys]).repeat_interleave(block.rows, dim=0)[:, None]
 
 
-def _visible(width: int, prefix: int, window: int, device: torch.device) -> Tensor:
-    """Which keys each query sees without padding, [width, prefix + width]."""
-    every = torch.ones(width, prefix + width, dtype=torch.bool, device=device).tril_(prefix)
+def _visible(queries: int, keys: int, prefix: int, window: int, device: torch.device) -> Tensor:
+    """Which keys each query sees without padding, [queries, keys]; the first query comes after ``prefix`` keys."""
+    every = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(prefix)
     return every.triu_(prefix - window + 1) if window else every
 
 

@@ -35,7 +35,7 @@ from backends.interface import (
 from backends.local_engine import LocalEngine
 from backends.process import default_threads, peak_resident
 from backends.settings import BackendSettings
-from backends.torch import adapters
+from backends.torch import adapters, varlen_attention
 from backends.torch.cache_size import CacheBudget
 from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
@@ -66,8 +66,10 @@ def join(name: str) -> Collective:
     return TorchCollective(name)
 
 
-# Whether keys and values are kept in pages. A CPU has no kernel that reads them.
+# Whether keys and values are kept in pages, and packed rows computed as sequences of any lengths. A CPU has no kernel
+# for either.
 PAGED = {"cpu": False, "cuda": True}
+VARLEN = {"cpu": False, "cuda": True}
 
 
 class TorchEngine(LocalEngine):
@@ -102,6 +104,7 @@ class TorchEngine(LocalEngine):
         for policy in (self._policy, self._frozen):
             if policy is not None:
                 self._parallel.place(policy)
+        self._choose_attention()
         if settings.keep_reference and settings.model.adapter:
             self._policy.remember()
         if name == "cpu" and not self._parallel.sharded:
@@ -109,6 +112,21 @@ class TorchEngine(LocalEngine):
         self._optimizer = TorchAdamW(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_tokens = sys.maxsize  # of a rollout; shrinks if memory runs out
         self._paged: bool | None = None  # whether rollouts keep keys and values in pages; decided by the first
+
+    def _choose_attention(self) -> None:
+        """Let packed rows be computed without padding, if the kernel for that computes the same as rectangles."""
+        if not VARLEN[self._device.type] or self._policy.dtype != torch.bfloat16:  # which the kernel does not take
+            return
+        fault = varlen_attention.kernel_fault(self._policy)
+        if fault:
+            self._note_slower_path(f"attention pads responses to equal lengths: for a kernel without padding, {fault}")
+        for policy in (self._policy, self._frozen):
+            if policy is not None:
+                policy.varlen = fault is None
+
+    def _note_slower_path(self, why: str | None) -> None:
+        if why and why not in (self.slower_path or ""):
+            self.slower_path = "; ".join(filter(None, [self.slower_path, why]))
 
     # ------------------------------------------------------------------------------- generating
 
@@ -144,7 +162,7 @@ class TorchEngine(LocalEngine):
             ) from error
         finally:
             self._cache_tokens = budget.tokens
-            self.slower_path = self.slower_path or rollout.graphs.fault
+            self._note_slower_path(rollout.graphs.fault)
             self._free_cache()
 
     def _cache_budget(self, request: RolloutRequest) -> CacheBudget:
@@ -153,7 +171,9 @@ class TorchEngine(LocalEngine):
             self._paged = PAGED[self._device.type]
             if self._paged and (fault := kernel_fault(self._policy)):
                 self._paged = False
-                self.slower_path = f"keys and values are kept in slots instead of pages: for pages' kernel, {fault}"
+                self._note_slower_path(
+                    f"keys and values are kept in slots instead of pages: for pages' kernel, {fault}"
+                )
         memory, row = self.settings.memory, self._policy.head_weight.shape[1] * self._policy.dtype.itemsize
         features = min(memory.feature_bytes, len(request) * request.sampling.max_tokens * row) if request.proxy else 0
         return CacheBudget(

@@ -41,6 +41,7 @@ class TorchPolicy:
         self.dtype = dtype
         self.part = part  # where the folder keeps the language model, if it holds more than that
         self.mixed = False  # whether a bfloat16 policy has weights in float32
+        self.varlen = False  # whether a kernel for sequences of any lengths computes attention over packed rows
         self.carries_state: bool | None = None  # whether recurrent layers can start from a state; None without any
         self.peft: Any = None
         self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, unless they were new
@@ -128,7 +129,7 @@ class TorchPolicy:
         states = None
         if self.carries_state is not None:
             states = StateLayout.of(batch, self.device, carried=self.carries_state, keep=keep_states)
-        return PackedLayout.of(batch, self.layer_windows, self.device, states)
+        return PackedLayout(batch, self.layer_windows, self.device, states, self.varlen)
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: PackedLayout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; stores keys and values in ``cache``."""
@@ -153,7 +154,7 @@ class TorchPolicy:
             if isinstance(module, nn.Linear):
                 module.to(self.dtype)
         copied = TorchPolicy(causal, self.folder, self.dtype, self.part)
-        copied.carries_state, copied.mixed = self.carries_state, self.mixed
+        copied.carries_state, copied.mixed, copied.varlen = self.carries_state, self.mixed, self.varlen
         return copied
 
     def remember(self) -> None:

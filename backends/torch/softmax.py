@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 class Softmax:
     """Variants of the softmax that no fused kernel of PyTorch supports.
 
-    They materialise all scores of a block in float32, and twice for the gradient.
+    They materialise all scores of a call in float32, and twice for the gradient.
     """
 
     softcap: float | None = None  # scores become softcap · tanh(score / softcap)

@@ -10,7 +10,7 @@ from torch import Tensor
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch import attention
-from backends.torch.attention import PackedLayout, packed_attention
+from backends.torch.attention import PackedLayout, Rectangles, packed_attention
 from tests.backends.largest import Largest
 from tests.device import DEVICE
 
@@ -67,8 +67,8 @@ def test_outputs_and_gradients(window: int | None, call: int, monkeypatch: pytes
     (expected * weight).sum().backward()
 
     found_states = [tensor.float().requires_grad_() for tensor in states]
-    layout = PackedLayout.of(batch, (0, window or 0), torch.device(DEVICE))
-    assert len(layout.blocks) == {0: 9, 20: 8, 10**9: 6}[call]
+    layout = PackedLayout(batch, (0, window or 0), torch.device(DEVICE))
+    assert len(layout.rectangles.blocks) == {0: 9, 20: 8, 10**9: 6}[call]
     module = torch.nn.Module()
     module.layer_idx = 1
     found, _ = packed_attention(module, *found_states, None, scaling=1 / 3, layout=layout)
@@ -82,10 +82,45 @@ def test_outputs_and_gradients(window: int | None, call: int, monkeypatch: pytes
 def test_blocks_waste_less_than_half_on_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attention.CALL_PAIRS, DEVICE, 0)
     batch, _ = packed()
-    layout = PackedLayout.of(batch, (0,), torch.device(DEVICE))
+    layout = Rectangles.of(batch, torch.device(DEVICE))
     queries = sum(block.rows * block.width for block in layout.blocks)
     assert len(batch.ids) < queries < 2 * len(batch.ids)
     assert sorted(layout.places.tolist()) == sorted(set(layout.places.tolist())), "each token has its own place"
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("call", [0, 10**9])
+def test_parts_of_the_queries_give_the_same_and_hold_few_scores(
+    softcap: float | None, window: int, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With capped scores and sinks, with windows, and with prompts padded to a common length."""
+    monkeypatch.setitem(attention.CALL_PAIRS, DEVICE, call)
+    batch, _ = packed()
+    torch.manual_seed(0)
+    shapes = [(1, heads, len(batch.ids), SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    states = [torch.randn(shape, dtype=torch.float64, device=DEVICE) for shape in shapes]
+    weight = torch.randn(1, len(batch.ids), HEADS, SIZE, dtype=torch.float64, device=DEVICE)
+    variants = {} if softcap is None else {"softcap": softcap, "s_aux": torch.randn(HEADS, device=DEVICE)}
+    results = []
+    for most in (2**28, 100):
+        monkeypatch.setattr(attention, "PART_SCORES", most)
+        given = [state.clone().requires_grad_() for state in states]
+        layout = PackedLayout(batch, (window,), torch.device(DEVICE))
+        module = torch.nn.Module()
+        module.layer_idx = 0
+        found, _ = packed_attention(module, *given, None, layout=layout, **variants)
+        (found * weight).sum().backward()
+        results.append([found, *(state.grad for state in given)])
+        for block in layout.rectangles.blocks:
+            parts = attention._parts(block, window, 2)
+            assert [range(block.width)[queries] for queries, _ in parts][-1][-1] == block.width - 1
+            least = 2 * block.shape[0] * (block.prefix + block.width)  # of one query
+            for queries, keys in parts:
+                scores = 2 * block.shape[0] * len(range(block.width)[queries]) * (keys.stop - (keys.start or 0))
+                assert scores <= max(most, least)
+    for whole, part in zip(*results, strict=True):
+        torch.testing.assert_close(part, whole, atol=1e-6 if softcap else 1e-12, rtol=0)
 
 
 def test_one_token_of_each_row_sees_what_its_mask_says() -> None:
