@@ -116,6 +116,12 @@ class Turns(Protocol):
         has arrived, or after some tenths of a second.
         """
 
+    def restart(self, row: int) -> None:
+        """Response ``row`` is drawn again from its prompt: the weights that drew it may not have been the newest.
+
+        It has no answer outstanding, and may have been reported as finished. Local engines never call this.
+        """
+
 
 def _do_nothing() -> None:
     """No-op callback."""

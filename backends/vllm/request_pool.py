@@ -1,4 +1,4 @@
-"""Draws many responses at a time from several servers. A response that a server fails to give is asked for again."""
+"""Draws many responses at a time from several servers. A turn that a server fails to give is asked for again."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from backends.interface import Ids, Sampling
+from backends.interface import OnFinished, RolloutRequest, Sampling
 from backends.settings import EngineSection
 from backends.vllm.api import ServerError, ServerTimeout, VllmApi, VllmResponse
+from backends.vllm.drafts import ResponseDraft, TurnRequest
 from backends.vllm.open_connections import CallAborted, OpenConnections
 
 TICK_SECONDS = 0.1  # between two looks at whether to stop
+ANSWER_SECONDS = 0.01  # between two looks at whether an environment has answered
 RETRY_SECONDS = (0.3, 1.0, 3.0)  # waits before a call is made again
 WATCH_SECONDS = 5.0  # between two looks at a server's count of tokens, at most
 PACE_MARGIN = 4.0  # how many times slower than the slowest token so far a response may be
 
 
 @dataclass(frozen=True)
-class ResponseRequest:
-    """A response to draw."""
+class _DrawnTurn:
+    """A turn, and the index of the server that drew it."""
 
-    place: int  # its index in the result
-    prompt: Ids
-    seed: int
-
-
-@dataclass(frozen=True)
-class ServedResponse:
-    """A response, and the index of the server that drew it."""
-
+    place: int
     response: VllmResponse
     server: int
 
@@ -51,47 +45,140 @@ class _ThreadEnded:
 
 def draw(
     servers: Sequence[VllmApi],
-    requests: Sequence[ResponseRequest],
-    sampling: Sampling,
+    drafts: Sequence[ResponseDraft],
+    request: RolloutRequest,
     engine: EngineSection,
     vocabulary: int | None,
-    on_response: Callable[[int, Ids], None],
-    interrupt: Callable[[], None],
-) -> tuple[dict[int, ServedResponse], dict[int, str]]:
-    """Responses by place, and why servers were lost, by their index.
+    on_finished: OnFinished,
+) -> dict[int, str]:
+    """Draw the rest of each draft; returns why servers were lost, by their index.
 
-    Responses are missing if their server was lost when the others had nothing left to draw. ``interrupt`` is called
-    in this thread ten times a second. Whatever it or ``on_response`` raises ends everything: connections are closed,
-    so the servers stop drawing. Raises BackendError for a request that a server refuses.
+    Drafts stay unfinished if all servers were lost. ``interrupt`` is called in this thread ten times a second. Whatever
+    it, the environments or ``on_finished`` raise ends everything: connections are closed, so the servers stop drawing.
+    Raises BackendError for a request that a server refuses.
     """
-    if not requests:
-        return {}, {}
-    pool = _Pool(servers, requests, sampling, engine, vocabulary)
-    found: dict[int, ServedResponse] = {}
-    lost: dict[int, str] = {}
+    if not drafts:
+        return {}
+    pool = _Pool(servers, drafts, request.sampling, engine, vocabulary)
     try:
-        pool.start()
-        running = len(pool.threads)
-        while running:
-            interrupt()
-            pool.leave_stalled_servers()
-            try:
-                event = pool.events.get(timeout=TICK_SECONDS)
-            except queue.Empty:
-                continue
-            if isinstance(event, _ThreadEnded):
-                running -= 1
-            elif isinstance(event, _LostServer):
-                lost.setdefault(event.server, event.reason)
-            elif isinstance(event, Exception):
-                raise event
-            else:
-                place, served = event
-                found[place] = served
-                on_response(place, served.response.tokens)
+        return _Round(pool, drafts, request, on_finished).run()
     finally:
         pool.end()
-    return found, lost
+
+
+class _Round:
+    """Hands turns from the pool to the environments, and their answers back. All in the caller's thread."""
+
+    def __init__(
+        self, pool: _Pool, drafts: Sequence[ResponseDraft], request: RolloutRequest, on_finished: OnFinished
+    ) -> None:
+        self.pool, self.request, self.on_finished = pool, request, on_finished
+        self.unfinished = {draft.place: draft for draft in drafts}
+        self.waiting: dict[int, int] = {}  # responses whose environment works, and the servers of their last turns
+        self.lost: dict[int, str] = {}
+        self.threads = len(pool.threads)  # that have not ended
+
+    def run(self) -> dict[int, str]:
+        """Why servers were lost, by their index."""
+        self.pool.start()
+        while self.threads or self.waiting:
+            self.request.interrupt()
+            self.pool.leave_stalled_servers()
+            if self.waiting:
+                self._resume()
+            if self.threads and not self._only_waiting:
+                self._take_event()
+        return self.lost
+
+    @property
+    def _only_waiting(self) -> bool:
+        """Whether every response that is left waits for its environment."""
+        return 0 < len(self.unfinished) == len(self.waiting)
+
+    def _take_event(self) -> None:
+        try:
+            event = self.pool.events.get(timeout=ANSWER_SECONDS if self.waiting else TICK_SECONDS)
+        except queue.Empty:
+            return
+        if isinstance(event, _ThreadEnded):
+            self.threads -= 1
+        elif isinstance(event, _LostServer):
+            self.lost.setdefault(event.server, event.reason)
+        elif isinstance(event, Exception):
+            raise event
+        else:
+            self._add(event)
+
+    def _add(self, drawn: _DrawnTurn) -> None:
+        draft, turns = self.unfinished[drawn.place], self.request.turns
+        ended = draft.add_turn(drawn.response, drawn.server)
+        if ended and turns is not None:
+            self.waiting[drawn.place] = drawn.server
+            turns.turn_ended(drawn.place, draft.region)
+        else:
+            self._finish(draft, truncated=not ended)
+
+    def _resume(self) -> None:
+        """Ask for the next turns of responses whose environment has answered, at the servers that know them."""
+        assert self.request.turns is not None
+        for place, ids in self.request.turns.answers(wait=self._only_waiting or not self.threads):
+            draft, server = self.unfinished[place], self.waiting.pop(place)
+            if ids is None:
+                self._finish(draft, truncated=False)
+            else:
+                draft.append(ids)
+                self.pool.requests.put(draft.request, server)
+
+    def _finish(self, draft: ResponseDraft, truncated: bool) -> None:
+        draft.finish(truncated)
+        del self.unfinished[draft.place]
+        if not self.unfinished:
+            self.pool.requests.close()
+        self.on_finished(draft.place, draft.region)
+
+
+class _RequestQueue:
+    """Requests that no server has yet. Any server may take a shared one; the next turn of an episode belongs to the
+    server that drew the turn before it, whose prefix cache holds what precedes.
+    """
+
+    def __init__(self, requests: Iterable[TurnRequest], servers: int) -> None:
+        lock = threading.Lock()
+        self._shared = deque(requests)
+        self._of_server: list[deque[TurnRequest]] = [deque() for _ in range(servers)]
+        self._ready = [threading.Condition(lock) for _ in range(servers)]
+        self._closed = [False] * servers
+
+    def put(self, request: TurnRequest, server: int | None = None) -> None:
+        """Add a request, for one server unless that one is asked no more."""
+        with self._ready[0]:
+            if server is not None and not self._closed[server]:
+                self._of_server[server].append(request)
+                self._ready[server].notify()
+                return
+            self._shared.append(request)
+            for ready in self._ready:
+                ready.notify()
+
+    def take(self, server: int) -> TurnRequest | None:
+        """The next request for a server, once there is one; None if it is asked no more."""
+        with self._ready[server]:
+            while not self._closed[server]:
+                for waiting in (self._of_server[server], self._shared):
+                    if waiting:
+                        return waiting.popleft()
+                self._ready[server].wait()
+        return None
+
+    def close(self, server: int | None = None) -> None:
+        """Ask a server no more, or none; other servers may take its requests."""
+        with self._ready[0]:
+            for number in range(len(self._closed)) if server is None else (server,):
+                self._closed[number] = True
+                self._shared.extend(self._of_server[number])
+                self._of_server[number].clear()
+            for ready in self._ready:
+                ready.notify_all()
 
 
 class _ServerLane:
@@ -129,19 +216,17 @@ class _Pool:
     def __init__(
         self,
         servers: Sequence[VllmApi],
-        requests: Sequence[ResponseRequest],
+        drafts: Sequence[ResponseDraft],
         sampling: Sampling,
         engine: EngineSection,
         vocabulary: int | None,
     ) -> None:
-        self.events: queue.SimpleQueue[tuple[int, ServedResponse] | _LostServer | _ThreadEnded | Exception] = (
-            queue.SimpleQueue()
-        )
-        self._requests = deque(requests)  # append and popleft are atomic
+        self.events: queue.SimpleQueue[_DrawnTurn | _LostServer | _ThreadEnded | Exception] = queue.SimpleQueue()
+        self.requests = _RequestQueue((draft.request for draft in drafts), len(servers))
         self._sampling, self._engine, self._vocabulary = sampling, engine, vocabulary
         self._lanes = [_ServerLane(api) for api in servers]
         self._seconds_per_token = 0.0  # of the slowest response so far
-        each = min(engine.concurrency, -(-len(requests) // len(servers)))
+        each = min(engine.concurrency, -(-len(drafts) // len(servers)))
         self.threads = [
             threading.Thread(target=self._work, args=(number, lane), daemon=True)
             for _ in range(each)
@@ -156,6 +241,7 @@ class _Pool:
 
     def end(self) -> None:
         """Give up what is still being drawn, and wait for the threads."""
+        self.requests.close()
         for lane in self._lanes:
             lane.leave()
         for thread in (*self.threads, *self._watchers):
@@ -172,8 +258,13 @@ class _Pool:
             limit = self._engine.stall if lane.counts else self._patience()
             if now - max(lane.alive_at, min(begun)) > limit:
                 reason = f"{lane.api.url}: no progress for {limit:.3g} s, with {len(begun)} requests open"
-                self.events.put(_LostServer(number, reason))
-                lane.leave()
+                self._leave(number, reason)
+
+    def _leave(self, number: int, reason: str) -> None:
+        """Ask a server no more."""
+        self.events.put(_LostServer(number, reason))
+        self._lanes[number].leave()
+        self.requests.close(number)
 
     def _patience(self) -> float:
         """How long a server that does not count its tokens may take for a response, going by the slowest so far."""
@@ -184,25 +275,21 @@ class _Pool:
 
     def _work(self, number: int, lane: _ServerLane) -> None:
         try:
-            while not lane.stop.is_set():
+            while (request := self.requests.take(number)) is not None:
                 try:
-                    request = self._requests.popleft()
-                except IndexError:
-                    return
-                try:
-                    self.events.put((request.place, ServedResponse(self._response(request, lane), number)))
+                    self.events.put(_DrawnTurn(request.place, self._turn(request, lane), number))
                 except (ServerError, CallAborted) as error:
-                    self._requests.append(request)  # for another server
+                    self.requests.put(request)  # for another server
                     if isinstance(error, ServerError):
-                        self.events.put(_LostServer(number, str(error)))
-                        lane.leave()
+                        self._leave(number, str(error))
         except Exception as error:  # raised again in the caller's thread, where it can be seen
             self.events.put(error)
         finally:
             self.events.put(_ThreadEnded())
 
-    def _response(self, request: ResponseRequest, lane: _ServerLane) -> VllmResponse:
-        """A response, asked for again if the server did not give a whole one."""
+    def _turn(self, request: TurnRequest, lane: _ServerLane) -> VllmResponse:
+        """A turn, asked for again if the server did not give a whole one."""
+        sampling = replace(self._sampling, max_tokens=request.max_tokens)
         begun = time.monotonic()
         end, reason = begun + self._engine.deadline, ""
         lane.open[request.place] = begun
@@ -215,7 +302,7 @@ class _Pool:
                             f"{lane.api.url}: no whole answer within {self._engine.deadline:.3g} s{reason}"
                         )
                     found = lane.api.draw(
-                        request.prompt, self._sampling, request.seed, left, lane.connections, self._vocabulary
+                        request.prompt, sampling, request.seed, left, lane.connections, self._vocabulary
                     )
                     self._note_progress(lane, (time.monotonic() - begun) / len(found.tokens))
                     return found

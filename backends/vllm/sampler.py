@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from backends.collective import SOLO, from_first
-from backends.errors import no_turns
 from backends.interface import (
     BackendError,
     Collective,
@@ -22,13 +20,14 @@ from backends.interface import (
     OnFinished,
     PublishedWeights,
     RolloutRequest,
-    starts_of,
 )
+from backends.regions import ResponseRegions
 from backends.settings import EngineSection
 from backends.vllm.api import ServerError, VllmApi
+from backends.vllm.drafts import ResponseDraft, drafts_of
 from backends.vllm.folder import servable
 from backends.vllm.launcher import OnNotice, ServerLauncher
-from backends.vllm.request_pool import ResponseRequest, ServedResponse, draw
+from backends.vllm.request_pool import draw
 from backends.vllm.server import VllmServer
 from backends.vllm.weight_check import TOLERANCES, WeightCheck
 
@@ -160,46 +159,34 @@ class VllmSampler:
 
     def rollout(self, request: RolloutRequest, on_finished: OnFinished | None = None) -> Completions:
         """Draw ``samples`` responses for each prompt."""
-        if request.turns is not None:
-            raise no_turns("vLLM", 'set engine.kind = "local"')
-        sampling = request.sampling
-        prompts = [prompt for prompt in request.prompts for _ in range(sampling.samples)]
-        seeds = [seed_of(sampling.seed, row) for row in request.global_rows.tolist()]
-        requests = [ResponseRequest(place, *both) for place, both in enumerate(zip(prompts, seeds, strict=True))]
-        found: dict[int, ServedResponse] = {}
+        drafts = drafts_of(request)
         reason = ""
         for _ in range(ROUNDS):
             self._on_first(partial(self._revive, reason, request.interrupt))
-            missing = [each for each in requests if each.place not in found]
-            more, reason = self._draw(missing, request, on_finished or _ignore)
-            found |= more
-            if sum(self._ranks.gather(len(requests) - len(found))) == 0:
+            missing = [draft for draft in drafts if not draft.finished]
+            reason = self._draw(missing, request, on_finished or _ignore)
+            left = sum(not draft.finished for draft in drafts)
+            if sum(self._ranks.gather(left)) == 0:
                 break
         else:
             raise BackendError(
-                f"vLLM: responses are still missing after {ROUNDS} rounds ({len(requests) - len(found)} of "
-                f"{len(requests)} here; {reason}); go on with --resume when it is mended"
+                f"vLLM: responses are still missing after {ROUNDS} rounds ({left} of {len(drafts)} here; {reason}); "
+                "go on with --resume when it is mended"
             )
         self._restarts = 0
         self._rest()
-        return self._completions(request, [found[place] for place in range(len(requests))])
+        return self._completions(request, drafts)
 
-    def _draw(
-        self, missing: Sequence[ResponseRequest], request: RolloutRequest, report: OnFinished
-    ) -> tuple[dict[int, ServedResponse], str]:
-        """One round: responses by place, from servers that have held the newest weights all along; why any is not used.
+    def _draw(self, missing: Sequence[ResponseDraft], request: RolloutRequest, report: OnFinished) -> str:
+        """One round, with servers that hold the newest weights; why any draft was not finished or was started over.
 
         Raises the exception of any rank.
         """
         used = [server for server in self._servers if server.version == self.version]
-        drawn: dict[int, ServedResponse] = {}
         lost: dict[int, str] = {}
         failure: Exception | None = None
         try:
-            apis = [server.api for server in used]
-            drawn, lost = draw(
-                apis, missing, request.sampling, self.engine, self._vocabulary, report, request.interrupt
-            )
+            lost = draw([server.api for server in used], missing, request, self.engine, self._vocabulary, report)
         except Exception as error:  # raised below, after the other ranks know of it
             failure = error
         rounds = self._ranks.gather((lost, _portable(failure)))
@@ -211,8 +198,13 @@ class VllmSampler:
             used[number].lose()
             then = "its responses are drawn again" if number in doubts else "its requests go to another server"
             self._notice(f"{why}; {then}")
-        reason = next(iter((lost | doubts).values()), "")
-        return {place: each for place, each in drawn.items() if each.server not in doubts}, reason
+        for draft in missing:
+            if not draft.servers.isdisjoint(doubts):
+                draft.restart()
+                if request.turns is not None:
+                    request.turns.restart(draft.place)
+            draft.servers.clear()  # those of the next round may have other numbers
+        return next(iter((lost | doubts).values()), "")
 
     def _doubts(self, used: Sequence[VllmServer], lost: Mapping[int, str]) -> dict[int, str]:
         """Why servers may not have held the newest weights all along, by number. Each rank asks some of the servers.
@@ -301,24 +293,19 @@ class VllmSampler:
                     "start it with --enable-sleep-mode"
                 ) from error
 
-    def _completions(self, request: RolloutRequest, served: Sequence[ServedResponse]) -> Completions:
-        tokens = [each.response.tokens for each in served]
-        logprobs = np.concatenate([np.zeros(0, np.float32), *(each.response.logprobs for each in served)])
+    def _completions(self, request: RolloutRequest, drafts: Sequence[ResponseDraft]) -> Completions:
+        regions = ResponseRegions.of([draft.region for draft in drafts], [draft.own for draft in drafts])
+        logprobs = np.concatenate([np.zeros(0, np.float32), *(draft.logprobs for draft in drafts)])
         if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which is not the policy's
             logprobs = np.full_like(logprobs, np.nan)
         return Completions(
-            tokens=np.concatenate([np.zeros(0, np.int64), *tokens]),
-            starts=starts_of([len(part) for part in tokens]),
+            tokens=regions.own_tokens,
+            starts=regions.own_starts,
             logprobs=logprobs,
-            truncated=np.array([not request.sampling.ends(part) for part in tokens], dtype=bool),
+            truncated=np.array([draft.truncated for draft in drafts], dtype=bool),
             version=self.version,
+            regions=None if request.turns is None else regions,
         )
-
-
-def seed_of(seed: int, row: int) -> int:
-    """The seed of one response: a function of the rollout's seed and the response's row in the whole batch alone."""
-    digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def _portable(error: Exception | None) -> Exception | None:

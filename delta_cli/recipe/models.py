@@ -279,11 +279,6 @@ class Recipe(Section):
             )
         if any(reward.kind == "environment" for reward in self.rewards) and not self.environment.used:
             raise ValueError('reward.kind = "environment" is the reward of an environment; add [environment]')
-        if self.environment.kind in ("text", "tools") and self.engine.kind != "local":
-            raise ValueError(
-                f'environment.kind = "{self.environment.kind}": vLLM draws no episodes of several turns; set '
-                'engine.kind = "local"'
-            )
         if self.update.old_logprobs == "rollout" and (
             self.engine.kind != "local" or self.environment.kind == "verifiers"
         ):

@@ -167,6 +167,16 @@ class EpisodeDriver:
                 self.waited += time.perf_counter() - start
         return found
 
+    def restart(self, row: int) -> None:
+        """Begin an episode again, with a new environment; it fails if the text of its reset differs from the first."""
+        old = self._states[row]
+        old.session.close()
+        self._states[row] = state = _State(self.environments.session(), old.prompt, old.row)
+        if self.environments.has_reset:
+            self._reset(state)
+        if state.failure is None and (state.greeting or "") != (old.greeting or ""):
+            state.fail("the episode had to be drawn again, and its environment's reset gave another text")
+
     def _answer(self, row: int, region: Ids) -> None:
         """Put the answer into the queue, whatever happens."""
         state, start = self._states[row], time.perf_counter()

@@ -209,6 +209,7 @@ class Script:
         self.delay, self.turns, self.limit = delay, turns, limit
         self.pending: list[tuple[int, int, Ids | None]] = []  # polls left, row, answer
         self.ended: dict[int, list[list[int]]] = {}
+        self.restarted: list[int] = []
 
     def turn_ended(self, row: int, region: Ids) -> None:
         self.ended.setdefault(row, []).append(region.tolist())
@@ -223,6 +224,10 @@ class Script:
         ready = [(row, answer) for polls, row, answer in self.pending if polls <= 0]
         self.pending = [(polls - 1, row, answer) for polls, row, answer in self.pending if polls > 0]
         return ready
+
+    def restart(self, row: int) -> None:
+        self.restarted.append(row)
+        self.ended[row] = []
 
 
 def drawn(backend: Engine, script: Script, sampling: Sampling = SAMPLING, proxy: Proxy | None = None) -> Completions:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backends.launch import torch_ranks
-from backends.vllm.sampler import seed_of
+from backends.vllm.drafts import seed_of
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.seeds import derive
 from tests.harness import write_model

@@ -17,6 +17,7 @@ from backends.settings import BackendSettings, EngineSection, Lora
 from backends.vllm import ServedModel, ServerLauncher, VllmSampler
 from delta_cli.data.tokenizer import Tokenizer
 from tests.conformance.oracle import cut_down
+from tests.conformance.test_episodes import Script
 from tests.conformance.test_rollout import TRUNCATIONS, pvalue
 from tests.harness import VOCABULARY, write_model
 
@@ -117,6 +118,26 @@ def test_responses_end_as_they_should(setup: Setup) -> None:
         assert not set(part[:-1]) & set(SAMPLING.stop_ids)
         assert truncated == (part[-1] not in SAMPLING.stop_ids)
         assert not truncated or len(part) == SAMPLING.max_tokens
+
+
+def test_episodes_go_on_where_their_turns_ended(setup: Setup) -> None:
+    """The ids of all turns are in one row, log-probabilities are those of one forward pass over it, twice the same."""
+    sampling = replace(SAMPLING, stop_ids=(EOS, *range(10, 40)), max_tokens=60)
+    found = []
+    for delay in (0, 3):
+        script = Script(delay, limit=sampling.max_tokens)
+        found.append(setup.sampler.rollout(RolloutRequest(PROMPTS, sampling, turns=script)))
+    one, other = found
+    assert one.regions is not None
+    assert other.regions is not None
+    assert max(map(len, script.ended.values())) > 2
+    np.testing.assert_array_equal(one.regions.ids, other.regions.ids)
+    np.testing.assert_array_equal(one.regions.own, other.regions.own)
+    prompts = tuple(prompt for prompt in PROMPTS for _ in range(sampling.samples))
+    scored = setup.trainer.score(Sequences(prompts, one.tokens, one.starts, 1.0, one.regions)).logprobs
+    largest = float(np.abs(scored - one.logprobs).max())
+    print(f"{sum(map(len, script.ended.values()))} turns, largest gap {largest:.2e} nats")
+    assert largest < setup.close
 
 
 def test_prompts_that_are_more_than_a_batch_of_tokens(setup: Setup) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from backends.interface import BackendError, Engine, PublishedWeights, RolloutRequest, Sequences
 from backends.vllm import VllmSampler
-from backends.vllm.sampler import seed_of
+from backends.vllm.drafts import seed_of
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.serving.request_queue import QueuedPrompt, RequestQueue
 from tests.conformance.oracle import Oracle, cut_down
