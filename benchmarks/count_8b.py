@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import RolloutRequest, Sampling
 from backends.settings import BackendSettings
-from backends.torch import attention, backend, create
+from backends.torch import attention, backend, create, fused_norms
 from backends.torch.cuda_graphs import GraphRunner
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.doctor import assumptions, gpu_time
@@ -73,6 +73,9 @@ def _kernels(layers: int, tokens: int = 16) -> dict[str, float]:
         finally:
             count.name = "outside"
 
+    def norm(_: Any, hidden: Tensor) -> Tensor:
+        return hidden * 1.0  # one kernel
+
     def attend(query: Tensor, *_: Any) -> Tensor:
         return query.transpose(1, 2).contiguous()  # one kernel
 
@@ -81,6 +84,8 @@ def _kernels(layers: int, tokens: int = 16) -> dict[str, float]:
         with (
             patch.object(GraphRunner, "run", counted),
             patch.dict(backend.PAGED, {"cpu": True}),
+            patch.dict(backend.FUSED, {"cpu": True}),
+            patch.object(fused_norms, "normalise", norm),
             patch.object(backend, "kernel_fault", lambda _: None),
             patch.object(attention, "attend_pages", attend),
         ):

@@ -37,6 +37,7 @@ from backends.settings import BackendSettings, Optimizer
 from backends.torch import create
 from backends.torch.backend import PAGED
 from backends.torch.cuda_graphs import GraphRunner
+from backends.torch.fused_norms import fuse_norms
 from delta_cli.assets import model_path
 from delta_cli.recipe import load_recipe, to_toml
 
@@ -314,29 +315,31 @@ class Plan:
         return {"what": what, "value": seconds, "unit": "s", "rate": f"{work / seconds / 1e12:.0f} TFLOP/s"}
 
     def layer(self) -> Iterator[Row]:
-        """Two layers, forward and backward: float32 weights under autocast and bfloat16 weights, plain and compiled."""
+        """Two layers, forward and backward: float32 weights under autocast, and bfloat16 weights in three ways."""
         from transformers import AutoConfig, AutoModel
 
         self.close()
         config = AutoConfig.from_pretrained(self.model)
         config.num_hidden_layers, config.vocab_size, config.layer_types = 2, 1024, ["full_attention"] * 2
         ids = torch.zeros(1, self.size.packed, dtype=torch.long, device=self.device)
-        for dtype in (torch.float32, torch.bfloat16):
-            for compiled in (False, True)[: 2 if self.device == "cuda" else 1]:
-                with torch.device(self.device):
-                    model = AutoModel.from_config(config, dtype=dtype)
-                if compiled:
-                    for part in model.layers:
-                        part.compile()
+        kinds = ("under autocast", "as they are", "norms as one kernel", "compiled")
+        for kind in kinds[: 4 if self.device == "cuda" else 3]:
+            mixed = kind == kinds[0]
+            with torch.device(self.device):
+                model = AutoModel.from_config(config, dtype=torch.float32 if mixed else torch.bfloat16)
+            if kind == kinds[2]:
+                fuse_norms(model)
+            for part in model.layers if kind == kinds[3] else ():
+                part.compile()
 
-                def run(model: Any = model, mixed: bool = dtype == torch.float32) -> None:
-                    with torch.autocast(self.device, torch.bfloat16, enabled=mixed):
-                        out = model(input_ids=ids, use_cache=False).last_hidden_state
-                    out.sum().backward()
-                    model.zero_grad()
+            def run(model: Any = model, mixed: bool = mixed) -> None:
+                with torch.autocast(self.device, torch.bfloat16, enabled=mixed):
+                    out = model(input_ids=ids, use_cache=False).last_hidden_state
+                out.sum().backward()
+                model.zero_grad()
 
-                what = f"two layers, {str(dtype)[6:]} weights{', compiled' if compiled else ''}"
-                yield {"what": what, "value": 1e3 * self.clock(run, 2), "unit": "ms"}
+            what = f"two layers, {'float32' if mixed else 'bfloat16'} weights, {kind}"
+            yield {"what": what, "value": 1e3 * self.clock(run, 2), "unit": "ms"}
 
     def fsdp(self) -> Iterator[Row]:
         """Whether the forward pass of gathered weights can be recorded under FSDP2, with one rank."""

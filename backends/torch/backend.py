@@ -41,6 +41,7 @@ from backends.torch.collective import TorchCollective
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
+from backends.torch.fused_norms import fuse_norms
 from backends.torch.head import TorchHead, dense_gradient
 from backends.torch.loading import load_policy
 from backends.torch.memory import out_of_memory
@@ -66,10 +67,11 @@ def join(name: str) -> Collective:
     return TorchCollective(name)
 
 
-# Whether keys and values are kept in pages, and packed rows computed as sequences of any lengths. A CPU has no kernel
-# for either.
+# Whether keys and values are kept in pages, packed rows computed as sequences of any lengths, and norms as one kernel.
+# A CPU has no kernel for any of these.
 PAGED = {"cpu": False, "cuda": True}
 VARLEN = {"cpu": False, "cuda": True}
+FUSED = {"cpu": False, "cuda": True}
 
 
 class TorchEngine(LocalEngine):
@@ -103,6 +105,8 @@ class TorchEngine(LocalEngine):
         self.recovery.alone = not self._parallel.sharded
         for policy in (self._policy, self._frozen):
             if policy is not None:
+                if FUSED[name] and policy.dtype == torch.bfloat16 and not policy.mixed:
+                    fuse_norms(policy.causal)
                 self._parallel.place(policy)
         self._choose_attention()
         if settings.keep_reference and settings.model.adapter:

@@ -178,7 +178,7 @@ def test_a_step_by_hand() -> None:
     steps = mean * rows / int(cache / (147456 * context)) + 20480 - mean
     prefill = (2 * layers * 16 * prompt + 4 * 36 * 4096 * 16 * prompt**2 / 2) / rate
     read = 2 * steps * (layers + head) + drawn * context * 147456
-    launches = (36 * 55 + 77) * 1.75e-6
+    launches = (36 * 27 + 70) * 1.75e-6
     assert spent["drawing"] == pytest.approx(read / (3.35e12 * 0.75) + steps * launches + prefill)
 
     passes, numbers = 4, drawn * 4096
@@ -209,7 +209,7 @@ def test_drawing_reads_the_keys_that_the_free_memory_holds() -> None:
     assert 1 < slots < 128
     steps = 4000 * 256 / slots + 16480
     read = steps * 2 * (PARAMETERS - 151936 * 4096) + 256 * 4000 * context * 147456
-    launches = (36 * 55 + 77) * 1.75e-6
+    launches = (36 * 27 + 70) * 1.75e-6
     expected = read / (3.35e12 * 0.75) + steps * launches
     assert seconds(plan(request))["drawing"] == pytest.approx(expected, rel=2e-3)  # and the prefill
     few = seconds(plan(ask("qwen3_8b.toml", "rollout.batch=2", processes=8, mean_tokens=4000)))["drawing"]
