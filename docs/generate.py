@@ -420,7 +420,7 @@ def _outside() -> str:
 def _gpu(name: str) -> tuple[str, ...]:
     gpu = GPUS[name]
     links = (f"{value / 1e9:g}" for value in (gpu.link, gpu.host, gpu.network))
-    return name, f"{gpu.memory / 1e9:g}", f"{gpu.flops / 1e12:g}", f"{gpu.bandwidth / 1e12:g}", *links
+    return name, f"{gpu.memory / 1e9:.1f}", f"{gpu.flops / 1e12:g}", f"{gpu.bandwidth / 1e12:g}", *links
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from delta_cli.errors import UserError
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as part of a node of eight. Bytes and bytes a second are decimal; links are one way."""
+    """One GPU, as part of a node of eight. Bytes a second are decimal; links are one way."""
 
     name: str
     memory: float  # bytes
@@ -22,21 +22,23 @@ class Gpu:
     node: int = 8  # GPUs
 
 
-_GIGA, _TERA = 1e9, 1e12
+_GIGA, _TERA, _MIB = 1e9, 1e12, 2.0**20
 
-# Memory, arithmetic, bandwidth and links: NVIDIA's data sheets of the SXM or PCIe board named. A sheet's
+# Memory: the total that NVIDIA's driver reports; a sheet's "141 GB" is a round name for 143,771 MiB.
+# Arithmetic, bandwidth and links: NVIDIA's data sheets of the SXM or PCIe board named. A sheet's
 # figure "with sparsity" is twice the dense one, and its NVLink and PCIe figures count both directions.
 # Network: of the DGX of that generation, eight ConnectX-7 of 400 Gb/s (A100: eight ConnectX-6 of 200 Gb/s);
 # cards that come in no DGX: 100 Gb/s a node, as rented machines commonly have.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h100", 80e9, 989 * _TERA, 3.35 * _TERA, 450 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # SXM5, HBM3
-        Gpu("h200", 141e9, 989 * _TERA, 4.8 * _TERA, 450 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # SXM5, HBM3e
-        Gpu("b200", 180e9, 2250 * _TERA, 8.0 * _TERA, 900 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # DGX B200: 1,440 GB
-        Gpu("a100", 80e9, 312 * _TERA, 2.039 * _TERA, 300 * _GIGA, 32 * _GIGA, 200 * _GIGA),  # SXM4, 80 GB
-        Gpu("l40s", 48e9, 362 * _TERA, 0.864 * _TERA, 32 * _GIGA, 32 * _GIGA, 12.5 * _GIGA),  # PCIe, no NVLink
-        Gpu("rtx4090", 24e9, 165 * _TERA, 1.008 * _TERA, 32 * _GIGA, 32 * _GIGA, 12.5 * _GIGA),  # PCIe, no NVLink
+        Gpu("h100", 81559 * _MIB, 989 * _TERA, 3.35 * _TERA, 450 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # SXM5, HBM3
+        Gpu("h200", 143771 * _MIB, 989 * _TERA, 4.8 * _TERA, 450 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # SXM5, HBM3e
+        Gpu("b200", 183359 * _MIB, 2250 * _TERA, 8.0 * _TERA, 900 * _GIGA, 64 * _GIGA, 400 * _GIGA),  # DGX B200
+        Gpu("a100", 81920 * _MIB, 312 * _TERA, 2.039 * _TERA, 300 * _GIGA, 32 * _GIGA, 200 * _GIGA),  # SXM4, 80 GB
+        # PCIe, without NVLink:
+        Gpu("l40s", 46068 * _MIB, 362 * _TERA, 0.864 * _TERA, 32 * _GIGA, 32 * _GIGA, 12.5 * _GIGA),
+        Gpu("rtx4090", 24564 * _MIB, 165 * _TERA, 1.008 * _TERA, 32 * _GIGA, 32 * _GIGA, 12.5 * _GIGA),
     )
 }
 
