@@ -57,6 +57,7 @@ def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
         ),
         Chart("length", "Response length", _meaning("response_length_mean"), _line("response_length_mean")),
         *_outcomes(runs),
+        *_episodes(runs),
         Chart("entropy", "Entropy", _meaning("entropy_mean"), _line("entropy_mean")),
         Chart("clip_fraction", "Clip fraction", _meaning("clip_fraction"), _line("clip_fraction")),
         Chart("kl_old", "KL to the rollout policy", _meaning("kl_old"), _line("kl_old")),
@@ -288,6 +289,20 @@ def _outcomes(runs: Sequence[RecordedRun]) -> list[Chart]:
 
     caption = "mean length of recorded responses: filled marks right, hollow marks wrong"
     return [Chart("length_outcome", "Response length by outcome", caption, draw)]
+
+
+def _episodes(runs: Sequence[RecordedRun]) -> list[Chart]:
+    """The figures of episodes, if a run has an environment."""
+    if not any("episode_turns_mean" in record for run in runs for record in run.metrics):
+        return []
+    titles = {
+        "episode_turns_mean": "Turns of an episode",
+        "environment_calls": "Calls of environments",
+        "environment_failures": "Failed episodes",
+        "environment_errors": "Failed calls",
+        "seconds_environment_wait": "Waiting for environments",
+    }
+    return [Chart(name, title, _meaning(name), _line(name)) for name, title in titles.items()]
 
 
 def _coefficients(run: RecordedRun) -> Callable[[Any, Sequence[RecordedRun]], None]:

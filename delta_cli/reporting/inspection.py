@@ -17,6 +17,7 @@ import numpy as np
 from backends.arrays import Bools
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
+from delta_cli.reporting.call_credit import CallCredit, call_credits
 from delta_cli.reporting.coefficient_statistics import CoefficientStatistics, TokenTable
 from delta_cli.reporting.colour_scale import ColourScale
 from delta_cli.reporting.prefix_tree import PrefixNode, first_parting, prefix_tree
@@ -63,6 +64,12 @@ class InspectedResponse:
         begins = [0, *(place for place in range(1, len(self.pieces)) if self.written[place])]
         ends = [*begins[1:], len(self.pieces)]
         return [slice(*both) for both in zip(begins, ends, strict=True)] if self.response.episode else []
+
+    @cached_property
+    def calls(self) -> list[list[CallCredit]]:
+        """The tool calls of each turn; empty for a response of one turn."""
+        coefficients = self.response.coefficients
+        return [call_credits(self.pieces[turn], coefficients[turn]) for turn in self.turns]
 
     @property
     def turn_means(self) -> str:
@@ -249,6 +256,7 @@ def _response(inspected: InspectedResponse) -> dict[str, Any]:
         "pieces": inspected.pieces,
         "environment": inspected.written if response.episode else [],
         "episode": dict(response.episode),
+        "calls": [{"turn": turn} | asdict(call) for turn, calls in enumerate(inspected.calls, 1) for call in calls],
         "tokens": response.tokens.tolist(),
         "coefficients": response.coefficients.tolist(),
         "logprobs": response.logprobs.tolist(),

@@ -104,6 +104,8 @@ def card(variant: Variant, scale: ColourScale, width: int) -> RenderableType:
     lines += token_lines(inspected, scale, width)
     if len(response) > TOKENS:
         lines.append(Text(f"… {len(response) - TOKENS:,} more tokens; --format html shows all", style=QUIET))
+    if calls := [visible(str(call), " ") for turn in inspected.calls for call in turn]:
+        lines.append(Text("calls: ").append("  ".join(calls)))
     if false := [visible(equation.text, " ") for equation in inspected.equations if not equation.holds]:
         lines.append(Text("does not hold: ", style=WRONG).append("  ".join(false), style="not bold default"))
     return Group(*lines, Text())

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from delta_cli import __version__
@@ -174,8 +175,14 @@ def _cut(response: RecordedResponse) -> RecordedResponse:
     stop = RESPONSE_TOKENS
     if len(response) <= stop:
         return response
+    region, own = response.region, response.own
+    if region is not None and own is not None:
+        end = int(np.flatnonzero(own)[stop])
+        region, own = region[:end], own[:end]
     return dataclasses.replace(
         response,
+        region=region,
+        own=own,
         tokens=response.tokens[:stop],
         coefficients=response.coefficients[:stop],
         logprobs=response.logprobs[:stop],

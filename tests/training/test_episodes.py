@@ -28,19 +28,21 @@ from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.data import Arithmetic
 from delta_cli.recipe.environment import EnvironmentSection
 from delta_cli.reporting.html_pages import inspection_page
-from delta_cli.reporting.inspection import inspect_run, to_json
+from delta_cli.reporting.inspection import InspectedResponse, inspect_run, to_json
 from delta_cli.reporting.inspection_text import render
+from delta_cli.reporting.report import _cut, write_report
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.episodes import Episode, EpisodeDriver
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.runs.records import RecordedRun
+from delta_cli.runs.records import RecordedResponse, RecordedRun
 from delta_cli.training import setup
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.update import batch_advantages
 
 from ..credit.ranks import ThreadRanks, on_ranks
+from ..environments.test_dialogue import FAMILIES, make_tokenizer
 from ..harness import CLOCKS, Watcher
 
 CALCULATOR = {
@@ -141,7 +143,59 @@ def test_what_inspect_shows(tmp_path: Path) -> None:
     page = inspection_page(inspection)
     texts = [text for inspected, _ in inspection.variants for text in inspected.written if text]
     assert page.count("written by the environment") == len(texts) > 0
+    assert page.count('<div class="tokens"') == sum(shown.response.episode["turns"] for shown, _ in inspection.variants)
+    assert "turn 2, mean coefficient" in page
+    assert " turns, " in page
     assert json.loads(to_json(inspection))["responses"][0]["episode"]["turns"] > 1
+    (report,) = write_report([tmp_path / "run"], tmp_path / "report.html")
+    for title in ("Turns of an episode", "Calls of environments", "Failed episodes", "Waiting for environments"):
+        assert title in report.read_text()
+    assert "turn 2, mean coefficient" in report.read_text()
+
+
+def test_a_long_episode_is_cut_for_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After tokens of the model, with what the environment wrote before them."""
+    train(recipe_with(run__steps=1, evaluation__every="never"), tmp_path / "run")
+    monkeypatch.setattr("delta_cli.reporting.report.RESPONSE_TOKENS", 7)
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    run = RecordedRun(tmp_path / "run")
+    whole = max(run.responses(run.steps[0]), key=len)
+    cut = _cut(whole)
+    assert cut.own is not None
+    assert cut.region is not None
+    assert len(cut) == int(cut.own.sum()) == 7 < len(whole)
+    np.testing.assert_array_equal(cut.region[cut.own], whole.tokens[:7])
+
+
+def test_calls_of_a_chat_have_coefficients() -> None:
+    """Those of a turn in the form of Qwen3, whose tags are special tokens; the other turn has none."""
+    tokenizer = make_tokenizer(FAMILIES["qwen3"][0])
+    turn = '<tool_call>\n{"name": "search", "arguments": {"query": "owl"}}\n</tool_call><|im_end|>'
+    ids = [tokenizer.encode(part, special=False) for part in (turn, "<|im_start|>tool\nfound<|im_end|>", "an owl")]
+    own = np.repeat([True, False, True], [len(part) for part in ids])
+    region = np.concatenate(ids)
+    coefficients = np.arange(int(own.sum()), dtype=float)
+    names = ("group", "problem", "prompt", "answer", "text", "reward", "correct", "failure", "advantage", "truncated")
+    plain = dict.fromkeys(names, 0) | {"failure": None}
+    response = RecordedResponse(
+        **plain,
+        tokens=region[own],
+        coefficients=coefficients,
+        logprobs=-coefficients,
+        entropies=coefficients,
+        region=region,
+        own=own,
+        episode={"turns": 2},
+    )
+    (call,), none = InspectedResponse.of(response, tokenizer).calls
+    assert none == []
+    pieces = tokenizer.pieces(region[own])
+    text = "".join(pieces)
+    place = text.index('"owl"')
+    ends = np.cumsum([len(piece) for piece in pieces])
+    inside = (ends > place) & (ends - [len(piece) for piece in pieces] < place + 5)
+    assert call.name == "search"
+    assert call.arguments == {"query": pytest.approx(coefficients[inside].mean())}
 
 
 def test_eval_and_chat_use_the_runs_environment(tmp_path: Path) -> None:
