@@ -33,7 +33,7 @@ from delta_cli.training.setup import (
     make_grader,
 )
 
-SECONDS = 120.0  # for running the model, apart from one forward and backward pass of the longest batch
+SECONDS = 120.0  # for running the model
 PROMPT_SHOWN = 600  # characters of the first prompt
 VLLM_SHARE = 0.9  # of a GPU's memory, which a vLLM server takes by default
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from backends import registry
-from backends.interface import BackendError, Engine, Floats, Ids, Sampling, Sequences
+from backends.interface import BackendError, Engine, Floats, Ids, Proxy, Sampling, Sequences
 from delta_cli.assets import model_path
 from delta_cli.data.loading import LoadedData
 from delta_cli.data.problem import Problem
@@ -31,6 +32,9 @@ from delta_cli.training.update import Updater
 PROMPT_SAMPLE = 16  # prompts to draw responses for
 FIRST_SAMPLE = 4  # of them, drawn first to learn how long the others will take
 RESPONSE_SAMPLE = 8  # responses to each
+RATE_SAMPLE = 8  # responses whose pass is timed, to learn how many another pass may have
+PASS_SHARE = 0.5  # of the time left that a pass may take by that rate
+REPEATED_SHARE = 0.05  # of the time left that the timed pass may take if it is to be repeated
 
 
 @dataclass(frozen=True)
@@ -68,18 +72,52 @@ def model_findings(
             yield _too_slow(recipe, deadline)
             return
         yield from _outcomes(recipe, sample)
-        for subject, what, check in (
-            ("longest batch", "a forward and backward pass of the longest batch", partial(_longest, recipe, engine)),
-            ("time", "a forward and backward pass of the drawn responses", partial(_times, recipe, engine, sample)),
-        ):
-            if deadline.left <= 0:
-                text = f"not checked: {deadline.seconds:g} s are over; allow more with --seconds"
-                yield Finding("note", subject, text)
-            else:
-                deadline.say(what)
-                yield from check()
+        engine.interrupt = deadline.check
+        yield from _learning(recipe, engine, sample, deadline)
     finally:
         engine.close()
+
+
+def _learning(recipe: Recipe, engine: Engine, sample: SampledResponses, deadline: Deadline) -> Iterator[Finding]:
+    """The checks that score and train, each on as many responses as the time left allows."""
+    for subject, what, check in (
+        ("longest batch", "the longest batch", partial(_longest_in_time, recipe, engine)),
+        ("time", "the drawn responses", partial(_times, recipe, engine, sample)),
+    ):
+        try:
+            deadline.check()
+            deadline.say(f"a forward and backward pass of {what}")
+            yield from check(deadline)
+        except DeadlineExceeded:
+            text = f"not checked: {deadline.seconds:g} s are over; allow more with --seconds"
+            yield Finding("note", subject, text)
+
+
+def _affordable(engine: Engine, proxy: Proxy | None, few: Sequences, deadline: Deadline) -> float:
+    """Tokens, prompts included, that a pass may have, by the rate of a pass of a few responses.
+
+    If that pass is short, it is repeated, because the first one may have compiled kernels.
+    """
+    seconds = sum(_pass(engine, proxy, few))
+    if seconds < REPEATED_SHARE * deadline.left:
+        seconds = sum(_pass(engine, proxy, few))
+    return max(deadline.left, 0.0) * PASS_SHARE * _with_prompts(few) / seconds
+
+
+def _with_prompts(sequences: Sequences) -> int:
+    return len(sequences.tokens) + sum(map(len, sequences.prompts))
+
+
+def _pass(engine: Engine, proxy: Proxy | None, sequences: Sequences) -> tuple[float, float]:
+    """Score and train at learning rate 0. Returns the seconds of each."""
+    start = time.perf_counter()
+    scores = engine.score(sequences, proxy)
+    if scores.features:
+        scores.features.close()
+    scored = time.perf_counter()
+    engine.accumulate(sequences, _negligible)
+    engine.step(0.0)
+    return scored - start, time.perf_counter() - scored
 
 
 def _too_slow(recipe: Recipe, deadline: Deadline) -> Finding:
@@ -143,48 +181,62 @@ def _outcomes(recipe: Recipe, sample: SampledResponses) -> Iterator[Finding]:
     yield Finding("ok", "rollout", f"{lengths.sum() / sample.seconds:.0f} tokens a second")
 
 
-def _longest(recipe: Recipe, engine: Engine) -> Iterator[Finding]:
-    """Score and train on the longest possible batch once, so that it runs out of memory now or never.
-
-    As many responses as fill a micro-batch if they share the tokens of their prompt. A backend that pads them needs
-    several micro-batches for them.
-    """
-    prompt = np.zeros(recipe.rollout.max_prompt_tokens, np.int64)
-    length = recipe.rollout.max_tokens
-    rows = max(1, (recipe.update.micro_batch_tokens - len(prompt)) // max(1, length - 1))
-    what = f"{rows} × {length} tokens after a prompt of {len(prompt)}"
-    starts = np.arange(rows + 1, dtype=np.int64) * length
-    longest = Sequences((prompt,) * rows, np.zeros(rows * length, np.int64), starts, recipe.rollout.temperature)
-
+def _longest_in_time(recipe: Recipe, engine: Engine, deadline: Deadline) -> Iterator[Finding]:
+    """:func:`_longest` with as many responses as the time left allows."""
+    full = _full_micro_batch(recipe)
+    one = _copies(recipe, 1)
     try:
-        scores = engine.score(longest, Updater(recipe, engine).proxy)
-        if scores.features:
-            scores.features.close()
-        engine.accumulate(longest, _negligible)
-        engine.step(0.0)
+        tokens = _affordable(engine, Updater(recipe, engine).proxy, one, deadline)
+    except (BackendError, MemoryError, ValueError):
+        tokens = math.inf  # the same error comes again there, with the number of responses
+    rows = max(1, int(min(full, (tokens - len(one.prompts[0])) // recipe.rollout.max_tokens)))
+    for found in _longest(recipe, engine, rows):
+        if rows == full or found.level != "ok":
+            yield found
+        else:
+            text = f"{found.text}; all {full} responses would take too long, allow more time with --seconds"
+            yield Finding("note", found.subject, text)
+
+
+def _longest(recipe: Recipe, engine: Engine, rows: int) -> Iterator[Finding]:
+    """Score and train on the longest possible batch once, so that it runs out of memory now or never."""
+    longest = _copies(recipe, rows)
+    what = f"{rows} × {recipe.rollout.max_tokens} tokens after a prompt of {len(longest.prompts[0])}"
+    try:
+        _pass(engine, Updater(recipe, engine).proxy, longest)
     except (BackendError, MemoryError, ValueError) as error:
         yield Finding("wrong", "longest batch", f"{what}: {error}")
         return
     yield Finding("ok", "longest batch", f"{what} went through; {gib(engine.peak_memory())} at most so far")
 
 
-def _times(recipe: Recipe, engine: Engine, sample: SampledResponses) -> Iterator[Finding]:
+def _full_micro_batch(recipe: Recipe) -> int:
+    """How many of the longest responses fill a micro-batch if they share the tokens of their prompt.
+
+    A backend that pads them needs several micro-batches for them.
+    """
+    room = recipe.update.micro_batch_tokens - recipe.rollout.max_prompt_tokens
+    return max(1, room // max(1, recipe.rollout.max_tokens - 1))
+
+
+def _copies(recipe: Recipe, rows: int) -> Sequences:
+    """The longest response to the longest prompt, several times."""
+    prompt, length = np.zeros(recipe.rollout.max_prompt_tokens, np.int64), recipe.rollout.max_tokens
+    starts = np.arange(rows + 1, dtype=np.int64) * length
+    return Sequences((prompt,) * rows, np.zeros(rows * length, np.int64), starts, recipe.rollout.temperature)
+
+
+def _times(recipe: Recipe, engine: Engine, sample: SampledResponses, deadline: Deadline) -> Iterator[Finding]:
     """The time of a step and of the run, with each phase of the sample scaled by its number of responses."""
-    proxy = Updater(recipe, engine).proxy
-    start = time.perf_counter()
-    scores = engine.score(sample.batch.sequences, proxy)
-    if scores.features:
-        scores.features.close()
-    scored = time.perf_counter()
-    engine.accumulate(sample.batch.sequences, _negligible)
-    engine.step(0.0)
-    updated = time.perf_counter()
+    every, proxy = sample.batch.sequences, Updater(recipe, engine).proxy
+    tokens = _affordable(engine, proxy, every.select(np.arange(min(RATE_SAMPLE, len(every)))), deadline)
+    fitting = max(1, int(len(every) * min(1.0, tokens / _with_prompts(every))))
+    score, update = _pass(engine, proxy, every.select(np.arange(fitting)))
     responses = recipe.rollout.prompts * recipe.rollout.responses
-    share = responses / len(sample.batch.sequences)
     phases = {
-        "rollout": sample.seconds * share,
-        "score": (scored - start) * share,
-        "update": (updated - scored) * share * recipe.update.epochs,
+        "rollout": sample.seconds * responses / len(every),
+        "score": score * responses / fitting,
+        "update": update * responses / fitting * recipe.update.epochs,
     }
     step = sum(phases.values())
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())

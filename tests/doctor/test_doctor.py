@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -16,11 +17,12 @@ from backends import registry
 from backends.interface import Sequences
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.cli.doctor import report
+from delta_cli.doctor import model_checks
 from delta_cli.doctor.checks import examine
 from delta_cli.doctor.finding import Finding
 from delta_cli.doctor.machine import Machine
 from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, peak_bytes, pooled
-from delta_cli.doctor.model_checks import _longest
+from delta_cli.doctor.model_checks import _full_micro_batch, _longest
 from delta_cli.doctor.model_shape import KNOWN, ModelShape, shape_of
 from delta_cli.doctor.sharding import ShardingLayout
 from delta_cli.errors import UserError
@@ -223,6 +225,29 @@ def test_the_whole_examination_of_a_small_run() -> None:
     assert found["verifier"].text.startswith("95 gold answers accepted")
 
 
+def test_a_slow_machine_runs_what_the_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time of a single response; the engine is interrupted between micro-batches if that was too hopeful."""
+    small = ["rollout.max_prompt_tokens=16", "update.micro_batch_tokens=512", "data.limit=60"]
+    monkeypatch.setattr(model_checks, "_affordable", lambda *_: 150.0)  # tokens
+    found = findings(small)
+    assert found["longest batch"].level == "note"
+    assert found["longest batch"].text.startswith("2 × 48 tokens after a prompt of 16 went through")
+    assert "all 10 responses would take too long, allow more time with --seconds" in found["longest batch"].text
+    assert found["time"].level == "ok"
+
+    passed = model_checks._pass
+
+    def slow(engine: Any, *more: Any) -> tuple[float, float]:
+        monkeypatch.setattr("delta_cli.doctor.deadline.time.monotonic", lambda: math.inf)
+        return passed(engine, *more)
+
+    monkeypatch.setattr(model_checks, "_pass", slow)
+    found = findings(small)
+    for subject in ("longest batch", "time"):
+        assert found[subject].level == "note"
+        assert found[subject].text == "not checked: 120 s are over; allow more with --seconds"
+
+
 @pytest.mark.parametrize(("budget", "rows"), [(160, 16), (107, 10), (8, 1)])
 def test_a_full_micro_batch_goes_forward_and_backward_and_the_weights_stay(
     budget: int, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -246,7 +271,8 @@ def test_a_full_micro_batch_goes_forward_and_backward_and_the_weights_stay(
     monkeypatch.setattr(backend, "_hidden", note)
     weights = backend._policy.causal.state_dict()  # type: ignore[attr-defined]
     before = {name: weight.clone() for name, weight in weights.items()}
-    (finding,) = _longest(recipe, backend)
+    assert _full_micro_batch(recipe) == rows
+    (finding,) = _longest(recipe, backend, rows)
     assert (finding.level, finding.text.split(" went")[0]) == ("ok", f"{rows} × 10 tokens after a prompt of 10")
     assert forwards == [10 + 9 * rows] * 2  # scored, then trained on
     assert len(gradients) == 1
