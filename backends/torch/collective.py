@@ -23,8 +23,10 @@ from backends.interface import BackendError
 from backends.watchdog import Watchdog
 
 JOIN_TIMEOUT = timedelta(minutes=10)  # until every rank has started
-# A process that dies is noticed at once, because its connections close; one that hangs, by the watchdog.
+# Over gloo a process that dies is noticed at once, because its connections close; one that hangs, by the watchdog.
 TIMEOUT = timedelta(days=7)
+# NCCL notices neither. Ranks enter its operations together, after they have waited for each other over gloo.
+NCCL_TIMEOUT = timedelta(minutes=30)
 SLOT, HEADER = 256, 8  # bytes of an item that every rank sends at once, the first of which tell its length
 LARGE = 2**20  # bytes from which a sum goes over NCCL, if the ranks have GPUs
 
@@ -45,8 +47,8 @@ class TorchCollective:
         try:
             store, rank, size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
             # With both, tensors of either device find their way.
-            kinds = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-            dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+            kinds, timeout = ("cpu:gloo,cuda:nccl", NCCL_TIMEOUT) if device == "cuda" else ("gloo", TIMEOUT)
+            dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=timeout)
             self._gloo: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
@@ -62,6 +64,8 @@ class TorchCollective:
         """The sum over ranks, the same bits on every rank."""
         total = torch.from_numpy(np.array(array))
         over_nccl = self._device.type == "cuda" and total.nbytes >= LARGE and not self._is_separate
+        if over_nccl:
+            self.barrier()
         total = total.to(self._device if over_nccl else "cpu")
         with self._waiting():
             dist.all_reduce(total, group=None if over_nccl else self._gloo)
@@ -69,6 +73,8 @@ class TorchCollective:
 
     def sum_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Sum tensors over ranks in place, on the device they are on."""
+        if self._device.type == "cuda":
+            self.barrier()
         with self._waiting():
             for tensor in tensors:
                 dist.all_reduce(tensor)

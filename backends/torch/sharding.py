@@ -23,9 +23,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
-from backends.interface import Collective, Sequences
+from backends.interface import BackendError, Collective, Sequences
 from backends.settings import Sharding
 from backends.torch.collective import TorchCollective
+from backends.torch.memory import out_of_memory
 from backends.torch.model import TorchPolicy
 
 AnyBatch = TypeVar("AnyBatch")
@@ -144,16 +145,28 @@ class DataParallel:
     def gathered(self, policy: TorchPolicy) -> Iterator[None]:
         """Keep all weights of a policy whole on every rank, so that ranks may run different numbers of forwards."""
         modules = _split_modules(policy)
-        for module in modules:
-            module.set_reshard_after_forward(False, recurse=False)
-            module.unshard()
         try:
+            self._gather(modules)
             with _without_hooks(modules):
                 yield
         finally:
             for module in modules:
                 module.set_reshard_after_forward(self._reshards(module, policy), recurse=False)
             self.scatter(policy)
+
+    @staticmethod
+    def _gather(modules: list[Any]) -> None:
+        try:
+            for module in modules:
+                module.set_reshard_after_forward(False, recurse=False)
+                module.unshard()
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise BackendError(
+                "out of memory while the whole model was gathered to draw with; lower update.feature_bytes, set "
+                'update.offload = true, or draw with vLLM (engine.kind = "vllm")'
+            ) from error
 
     def scatter(self, policy: TorchPolicy) -> None:
         """Free the memory of gathered weights, which are stale once their shards have changed."""
