@@ -17,12 +17,15 @@ import pytest
 from backends.interface import FileDigests, WriteState
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, to_toml
+from delta_cli.rollout import unused_batches
 from delta_cli.runs import checkpoint
 from delta_cli.runs.folder import RunFolder
 from delta_cli.training import checkpoint_writer
 from delta_cli.training.trainer import Trainer
 from tests.harness import contents, make_recipe, train
+from tests.vllm.server import COMPLETIONS, serving
 
+RESPONSES = 8 * 4  # of a step
 WRITING = 1.0  # seconds that a slow disk takes for a checkpoint
 
 
@@ -112,16 +115,40 @@ main()
 """
 
 
-def test_a_kill_while_writing_resumes_from_the_checkpoint_before(model: Path, straight: Path, tmp_path: Path) -> None:
-    recipe, folder = background(model), tmp_path / "run"
-    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
-    arguments = ["train", str(tmp_path / "recipe.toml"), "--backend", "fake", "--run-dir", str(folder), "--quiet"]
+def kill_while_writing(recipe: Recipe, folder: Path) -> None:
+    """Run a recipe in a process that is killed while it writes the checkpoint of step 4."""
+    file = folder.with_name("recipe.toml")
+    file.write_text(to_toml(recipe))
+    arguments = ["train", str(file), "--backend", "fake", "--run-dir", str(folder), "--quiet"]
     killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     assert checkpoint.steps(folder / "checkpoints") == [2]
     assert (folder / "checkpoints" / ".partial-step-000004").exists()
+
+
+def test_a_kill_while_writing_resumes_from_the_checkpoint_before(model: Path, straight: Path, tmp_path: Path) -> None:
+    recipe, folder = background(model), tmp_path / "run"
+    kill_while_writing(recipe, folder)
     train(recipe, folder, resume=True)
     assert_equal(folder, straight)
+
+
+@pytest.mark.long
+def test_a_kill_while_writing_loses_no_batch_that_was_drawn_ahead(model: Path, tmp_path: Path) -> None:
+    """Two batches ahead: equal to the bit to a run that waits for its checkpoints, and nothing is drawn twice."""
+    keys: dict[str, Any] = {"engine__kind": "vllm", "engine__async_steps": 2, "evaluation__every": "never"}
+    folder = tmp_path / "run"
+    with serving(model) as (_, url):
+        train(make_recipe(model, rollout__max_tokens=8, engine__url=[url], **keys), tmp_path / "straight")
+    with serving(model) as (_, url):
+        kill_while_writing(background(model, engine__url=[url], **keys), folder)
+    with serving(model) as (server, url):
+        train(background(model, engine__url=[url], **keys), folder, resume=True)
+        asked = [body for _, route, body in server.calls if route == COMPLETIONS]
+        drawn = [body for body in asked if "prompt_logprobs" not in body and body["max_tokens"] == 8]
+    assert (folder / "checkpoints" / "step-000004" / unused_batches.RECORDS).exists()
+    assert len(drawn) == 2 * RESPONSES, "steps 5 and 6 only: a checkpoint holds the batches of 3 and 4"
+    assert_equal(folder, tmp_path / "straight")
 
 
 def test_a_disk_that_refuses_ends_the_run_in_a_line(model: Path, straight: Path, tmp_path: Path) -> None:
