@@ -49,6 +49,7 @@ ARMS: dict[str, BenchArm] = {
         credit_arm("position", "position"),
         credit_arm("random", "random"),
         BenchArm("solver", _solver("solver"), "good"),
+        credit_arm("solver, by side", f"{SOLVER_CREDITS}:solver"),
         BenchArm("solver, as given", _solver("solver")[:2]),  # which also lightens the wrong side
         BenchArm("solver, flipped", _solver("flipped"), "bad"),
     )

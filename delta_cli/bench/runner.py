@@ -16,7 +16,7 @@ from delta_cli.bench.tasks import Task
 from delta_cli.bench.units import ADAPTERS, Unit, measure
 from delta_cli.runs.folder import JsonObject, read_lines
 
-FINDING_TASKS = ("addition", "sparse", "words")
+FINDING_TASKS = ("addition", "sparse", "fork", "words")
 ADAPTER_TASK = "addition"
 ADAPTER_SEEDS = 4
 MEASURED_SEEDS, QUICK_MEASURED_SEEDS = 8, 2  # on which mistakes and gradients are measured

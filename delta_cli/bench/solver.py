@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.arrays import Bools
+from delta_cli.bench.fork_reward import FORK, GOOD_LETTER
 from delta_cli.credit.weight_functions import CreditInput
 from delta_cli.data import arithmetic
 from delta_cli.data.problem import Problem
 from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.equations import find_equations
+
+FREE_LETTERS = re.compile("[a-h]{8}")  # how responses of the task fork begin
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def _tokens(pieces: Sequence[str], characters: Sequence[int]) -> np.ndarray[tupl
 def _characters(question: str, answer: str, text: str) -> tuple[list[int], list[int]]:
     """The characters that can be wrong, and those that are."""
     text = text.partition("<|endoftext|>")[0]
+    if FREE_LETTERS.match(text):
+        return _fork(text)
     digits = [place for place, character in enumerate(text) if character.isdigit()]
     if found := re.fullmatch(r"(\d+)\+(\d+)=\?", question):
         problem = Problem(question[:-2], question, answer, arithmetic.SOURCE)
@@ -54,3 +59,11 @@ def _characters(question: str, answer: str, text: str) -> tuple[list[int], list[
         return digits, [] if error is None else [error]
     false = (equation for equation in find_equations(text) if not equation.holds)
     return digits, [equation.stop - 1 for equation in false][:1]
+
+
+def _fork(text: str) -> tuple[list[int], list[int]]:
+    """The same for the task fork, in which the second word decides and all other letters are free."""
+    found = FORK.match(text)
+    if found is None:
+        return [], [len(text)]
+    return [found.start(1)], [] if found[1] == GOOD_LETTER else [found.start(1)]

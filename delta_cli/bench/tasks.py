@@ -53,6 +53,19 @@ _WORDS = (
     "evaluation.temperature=0.6",
 )
 
+_FORK = (
+    "reward.kind=custom",
+    f"reward.custom_file={Path(__file__).parent / 'fork_reward.py'}",
+    "run.steps=40",
+    "rollout.prompts=4",
+    "rollout.responses=4",
+    "rollout.max_tokens=90",
+    "update.mini_batches=1",
+    "update.learning_rate=2e-4",
+    "evaluation.problems=60",
+    "evaluation.samples=2",
+)
+
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
@@ -64,6 +77,7 @@ TASKS: dict[str, Task] = {
             ("data.digits=5", "rollout.max_tokens=80", "update.learning_rate=2e-4", *_SHORT),
             model="--sparse-base",
         ),
+        Task("fork", "one free letter among sixty decides; 16 responses a step", _FORK, model="--fork-base"),
         Task("words", "SmolLM2-135M on word problems", _WORDS, model="--smollm2"),
     )
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from delta_cli.bench.arms import ARMS, find_arms, own_arm
+from delta_cli.bench.fork_reward import reward
 from delta_cli.bench.runner import plan, records, run
 from delta_cli.bench.solver import token_marks
 from delta_cli.bench.solver_credits import first_mistake, flipped, solver
@@ -62,6 +63,16 @@ def test_the_solver_marks_the_first_wrong_token_of_an_addition() -> None:
 def test_the_solver_marks_the_first_false_equation_of_a_word_problem() -> None:
     given = batch(["2 * 5 = 10, 10 + 1 = 12, 1 + 1 = 3"], "How many?", "11", [-1.0])
     assert marked(given, token_marks(given).wrong) == ["2"]
+
+
+def test_the_solver_marks_the_letter_that_decides() -> None:
+    right, astray, broken = "abcdefgh a bda", "abcdefgh c caa", "abcdefgha"
+    given = batch([right, astray, broken], "47+38=?", "85", [1.0, -1.0, -1.0])
+    marks = token_marks(given)
+    assert marked(given, marks.wrong) == ["", "c", "a"]
+    assert np.flatnonzero(marks.decisive).tolist() == [9, 14 + 9, 28 + 8]
+    assert marked(given, solver(given) > 0) == ["a", "c", "a"]
+    assert [reward(text, None) for text in (right, astray, broken)] == [1.0, 0.0, 0.0]
 
 
 def test_aucs_by_hand() -> None:
