@@ -1,4 +1,6 @@
-"""The exceptions that reach a person."""
+"""The exceptions that reach a person, and the commands that their messages print."""
+
+import shlex
 
 LONGEST = 480  # characters of a message
 _WORD = 200  # and of a word in it
@@ -15,6 +17,11 @@ class UserError(Exception):
         words = [_shortened(word, _WORD) for word in message.split(" ")]
         line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(words))
         super().__init__(_shortened(line, LONGEST))
+
+
+def delta_command(*words: object) -> str:
+    """A ``delta`` command as a shell reads it: words with spaces or other special characters are quoted."""
+    return shlex.join(["delta", *map(str, words)])
 
 
 def _shortened(text: str, longest: int) -> str:

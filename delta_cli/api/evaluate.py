@@ -47,6 +47,7 @@ class EvaluationRequest:
 
         Raises UserError if there is nothing to evaluate on.
         """
+        from delta_cli.data.tokenizer import model_folder
         from delta_cli.evaluation import suites
 
         given = dict(changes or {})
@@ -55,6 +56,7 @@ class EvaluationRequest:
         elif suite:
             chosen = suites.load_suite(suite).with_settings(**given)
         elif reference.recipe is None:
+            model_folder(reference.settings.model.path)  # a missing model is the first thing to say
             raise UserError(
                 f"{reference.name}: choose what to evaluate on, with --data FILE or --suite {'|'.join(suites.names())}"
             )

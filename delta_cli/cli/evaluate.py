@@ -23,7 +23,7 @@ from delta_cli.cli.options import (
     TopPOption,
 )
 from delta_cli.cli.say import say, say_aside
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, delta_command
 
 if TYPE_CHECKING:
     from delta_cli.evaluation.results import EvaluationResult
@@ -113,7 +113,7 @@ def evaluate(
     console = Console()
     console.print(render(found))
     say(f"written to {folder / 'evaluation.json'}")
-    say(f"to see the wrong answers: delta inspect {folder}")
+    say(f"to see the wrong answers: {delta_command('inspect', folder)}")
 
 
 @app.command(short_help="Compare two evaluations.")

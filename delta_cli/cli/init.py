@@ -9,7 +9,7 @@ import typer
 
 from delta_cli.cli import app
 from delta_cli.cli.say import say, say_aside
-from delta_cli.errors import NotFetchedError, UserError
+from delta_cli.errors import NotFetchedError, UserError, delta_command
 
 if TYPE_CHECKING:
     from delta_cli.data.tokenizer import Tokenizer
@@ -79,10 +79,10 @@ def _commands(file: Path, run: Path) -> list[tuple[str, str]]:
     """The commands from a data file to a model folder, each with its purpose."""
     return [
         ("delta init", "done"),
-        (f"delta doctor {file}", "checks data, model, memory"),
-        (f"delta train {file}", "Ctrl-C saves; --resume continues"),
-        (f"delta report {run}", "a page about the run"),
-        (f"delta export {run} {file.stem}-model", "a model folder to use"),
+        (delta_command("doctor", file), "checks data, model, memory"),
+        (delta_command("train", file), "Ctrl-C saves; --resume continues"),
+        (delta_command("report", run), "a page about the run"),
+        (delta_command("export", run, f"{file.stem}-model"), "a model folder to use"),
     ]
 
 

@@ -64,7 +64,7 @@ def list_() -> None:
             if each.is_study == is_study:
                 line = f"{each.name:<26} {each.about}".rstrip()
                 typer.echo("\n".join(textwrap.wrap(line, width, initial_indent="  ", subsequent_indent=" " * 6)))
-    say("a copy to change: delta recipe show NAME > mine.toml")
+    say("a copy to change: delta recipe show quickstart > mine.toml")
 
 
 @recipes.command(short_help="Print the JSON schema, for editors.")

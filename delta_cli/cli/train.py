@@ -18,7 +18,7 @@ from delta_cli.cli import app
 from delta_cli.cli.lossy_output import lossy_output
 from delta_cli.cli.options import BackendOption, RecipeArgument, SetOption, quickstart
 from delta_cli.cli.say import say, say_aside
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, delta_command
 
 if TYPE_CHECKING:
     from backends.interface import Collective
@@ -164,6 +164,7 @@ def _launch(
 
 def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume: bool, ranks: Collective) -> int:
     """Train until the end or until asked to stop; returns the exit code. Only rank 0 prints."""
+    from backends import registry
     from delta_cli.api.train import run_recipe
     from delta_cli.reporting.console import console_observer
     from delta_cli.runs.observer import Observer
@@ -176,7 +177,9 @@ def _train(recipe: Recipe, backend: str, folder: Path, mode: DisplayMode, resume
     ranks.close()
     if stopped is not None:
         if leads:
-            say_aside(f"stopped after step {stopped.step}; continue with: delta train --resume --run-dir {folder}")
+            chosen = () if backend in ("auto", registry.default()) else ("--backend", backend)
+            again = delta_command("train", "--resume", "--run-dir", folder, *chosen)
+            say_aside(f"stopped after step {stopped.step}; continue with: {again}")
             if stopped.dropped:
                 say_aside(f"dropped: the unfinished {stopped.dropped} phase, which is then done again")
         return 128 + (stop.number or signal.SIGTERM)  # SIGTERM: another rank got the signal

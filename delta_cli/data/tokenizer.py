@@ -191,8 +191,8 @@ class Tokenizer:
         return list(dict.fromkeys(token for token in found if isinstance(token, int)))
 
 
-def _folder(model: str) -> Path:
-    """The folder with a model's files: its own, or the hub's cache after fetching them."""
+def model_folder(model: str) -> Path | None:
+    """The folder that ``model`` names, or None if it is a name on the hub. Raises UserError if it can be neither."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -200,6 +200,13 @@ def _folder(model: str) -> Path:
         raise UserError(f"{model}: is a file; give the model folder that it is in, or a hub name")
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise UserError(f"{model}: no such model folder; give a folder or a hub name like 'Qwen/Qwen3-8B-Base'")
+    return None
+
+
+def _folder(model: str) -> Path:
+    """The folder with a model's files: its own, or the hub's cache after fetching them."""
+    if (folder := model_folder(model)) is not None:
+        return folder
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

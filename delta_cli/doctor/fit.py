@@ -92,7 +92,7 @@ def with_fit(recipe: Recipe, machine: Machine, backend: str) -> tuple[Recipe, li
     if overrides is None:
         raise UserError(
             "--fit: no smaller batch makes this recipe fit this machine's memory; train adapters (--set "
-            "model.lora.rank=16), take a smaller model, or plan for a larger GPU with delta doctor --gpu h100"
+            "model.lora.rank=16), take a smaller model, or plan for a larger GPU, such as --gpu h100"
         )
     return with_overrides(recipe, overrides), overrides
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, delta_command
 from delta_cli.evaluation.compare import unlike
 from delta_cli.evaluation.results import FILE, EvaluationResult
 
@@ -43,7 +43,7 @@ def evaluations_of(path: Path) -> list[SavedEvaluation]:
     root = path / FOLDER if (path / "recipe.toml").is_file() else path
     found = [SavedEvaluation(file.parent, EvaluationResult.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
     if not found:
-        raise UserError(f"{path}: holds no evaluation; make one: delta eval {path} --data FILE (or --suite NAME)")
+        raise UserError(f"{path}: holds no evaluation; make one: {delta_command('eval', path, '--data', 'FILE')}")
     return sorted(found, key=lambda each: (each.evaluation.suite, each.evaluation.step or 0))
 
 

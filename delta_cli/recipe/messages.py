@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, delta_command
 from delta_cli.recipe.keys import section_of, walk
 from delta_cli.recipe.models import Recipe
 from delta_cli.recipe.other_trainers import PAGE, SHOWN, known_elsewhere, other_trainers_keys, translated
@@ -174,7 +174,9 @@ def not_an_override(text: str) -> str:
 def refuse_other_files(table: Mapping[str, Any], path: Path) -> None:
     """Raise UserError if a TOML file is a study, or a configuration of another trainer."""
     if "arms" in table:
-        raise UserError(f"{path}: is a study (a grid of runs), not a recipe; run it with: delta study {path}")
+        raise UserError(
+            f"{path}: is a study (a grid of runs), not a recipe; run it with: {delta_command('study', path)}"
+        )
     found = other_trainers_keys(table, set(Recipe.model_fields))
     if len(found) > 1:
         listed = "; ".join(map(translated, found[:SHOWN]))
@@ -187,7 +189,9 @@ def not_toml(path: Path, error: Exception | None = None, what: str = "recipe") -
         return UserError(f"{path}: is a folder, not a {what}; {_folder(path)}")
     name = path.name.lower()
     if name.endswith(DATA):
-        return UserError(f"{path}: is a data file, not a {what}; make a recipe for it with: delta init --data {path}")
+        return UserError(
+            f"{path}: is a data file, not a {what}; make a recipe for it with: {delta_command('init', '--data', path)}"
+        )
     if name.endswith(OTHERS):
         return UserError(
             f"{path}: a {what} must be a TOML file; {PAGE} lists what keys of other trainers are called here"
@@ -201,9 +205,9 @@ def not_toml(path: Path, error: Exception | None = None, what: str = "recipe") -
 
 def _folder(path: Path) -> str:
     if (path / "recipe.toml").is_file():
-        return f"to resume this run: delta train --resume --run-dir {path}"
+        return f"to resume this run: {delta_command('train', '--resume', '--run-dir', path)}"
     if (path / "config.json").is_file():
-        return f"to make a recipe for this model: delta init --data FILE --model {path}"
+        return f"to make a recipe for this model: {delta_command('init', '--data', 'FILE', '--model', path)}"
     recipes = sorted(file.name for file in path.glob("*.toml"))
     if recipes:
         return f"choose one of its recipes, such as {path / recipes[0]}"

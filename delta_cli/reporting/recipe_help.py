@@ -42,7 +42,7 @@ def explained(name: str, width: int) -> Iterator[str]:
     by_name = {key.name: key for key in key_reference()}
     key = by_name.get(name) or by_name.get(setting(name.rpartition(".")[2]) or "")
     if key is None:
-        raise UserError(f"no key is called '{name}'; delta recipe keys lists all")
+        raise UserError(f"no key is called '{name}'; list all: delta recipe keys")
     section = key.name.rpartition(".")[0]
     yield from _wrapped(_head(key), width)
     yield from _wrapped(key.description + (f", in {key.unit}" if key.unit else "") + ".", width)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, delta_command
 from delta_cli.evaluation.results import FrozenModel
 from delta_cli.evaluation.suites import Suite, load_suite
 from delta_cli.recipe import Recipe, load_recipe
@@ -173,8 +173,9 @@ def _read(path: Path, recipe: bool) -> dict[str, Any]:
         return table
     if not recipe:
         raise UserError(
-            f"{path}: is a recipe, one run, not a study; train it with: delta train {path}, or compare values: "
-            f"delta study {path} --grid update.learning_rate=1e-4,5e-4 --seeds {RECIPE_SEEDS}"
+            f"{path}: is a recipe, one run, not a study; train it with: {delta_command('train', path)}; "
+            "or compare values: "
+            + delta_command("study", path, "--grid", "update.learning_rate=1e-4,5e-4", "--seeds", RECIPE_SEEDS)
         )
     return {"name": re.sub(FORBIDDEN, "-", path.stem), "recipe": path.name, "backend": "auto", "seeds": RECIPE_SEEDS}
 

@@ -67,6 +67,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("train", "trl.toml"), ("keys of another trainer", "num_generations is rollout.responses here", "coming_from")),
     (("train", "verl.toml"), ("keys of another trainer", "actor_rollout_ref.rollout.n is rollout.responses here")),
     (("eval", "absent", "--suite", "arithmetic"), ("absent",)),
+    (("eval", "absent"), ("absent: no such model folder", "hub name")),
     (("eval", "tiny-base", "--data", "dat.jsonl"), ("dat.jsonl", "no such file", "did you mean data.jsonl?")),
     (("compare", "a", "b"), ("a: no such file or folder", "delta eval")),
     (("compare", "folder", "folder"), ("folder", "holds no evaluation", "delta eval folder")),

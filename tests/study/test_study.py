@@ -107,7 +107,7 @@ arms = [{ name = "delta" }, { name = "dapo", set = ["method.preset=dapo"] }]
 def test_a_recipe_becomes_a_study_where_values_or_seeds_are_given(tmp_path: Path) -> None:
     recipe = tmp_path / "my recipe.toml"
     recipe.write_text("[run]\nsteps = 2\n")
-    with pytest.raises(UserError, match=r"delta train .*, or compare values: delta study .* --grid"):
+    with pytest.raises(UserError, match=r"delta train .*; or compare values: delta study .* --grid"):
         load_study(recipe)
     study = load_study(recipe, grid={"model.path": ["tiny-base", "a/b"]}, seeds=4)
     assert (study.name, study.seeds, study.backend) == ("my-recipe", 4, "auto")
