@@ -1,15 +1,17 @@
 """A whole training step on MLX against mlx-lm-lora's GRPO, and what it takes with checkpointing.
 
-    pip install --no-deps mlx-lm-lora==5.10.0
+    pip install --no-deps mlx-lm-lora==5.10.2
     python benchmarks/step_mlx.py --out benchmarks/results/step_mlx.json
     python benchmarks/step_mlx.py --prompt 64 --response 64 --out benchmarks/results/step_mlx_shared.json
+    python benchmarks/step_mlx.py --count --out benchmarks/results/step_mlx_products.json
 
 Both train the same random Qwen3 (float32) on the same prompts; every response has the same length. A step is a batch of
 rollouts and one update on it. mlx-lm-lora does no scoring: it takes the policy as it is for the one before. It draws
 and differentiates as many responses at a time as there are prompts, which is what its own trainer asks for. Its KL term
 is off, its clip symmetric, its optimizer MLX's AdamW. Rewards differ within every group on both sides.
 
-Steps are taken in turns: one of theirs, then one of ours each way.
+Steps are taken in turns: one of theirs, then one of ours each way. ``--count`` counts the operations of the matrix
+products of one step each instead: on other hardware the seconds differ, the products do not.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import median_ratio, show, write
+from products import counted_products
 from workload import PHASES, Steps, Workload
 
 from backends import registry
@@ -137,6 +140,28 @@ def measure(workload: Workload, rounds: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def count(workload: Workload) -> dict[str, dict[str, Any]]:
+    """The operations of the matrix products of one step of each trainer."""
+    with TemporaryDirectory() as scratch, ExitStack() as stack:
+        model = workload.write(Path(scratch))
+        steps: dict[str, Callable[[], Any]] = {"mlx-lm-lora": lambda: theirs(workload, model, 1, lambda: None)}
+        steps |= {name: ours(workload, model, stack, **way) for name, way in WAYS.items()}
+        found = {}
+        for name, step in steps.items():
+            with counted_products() as products:
+                step()
+            found[name] = products.operations
+    return {name: {"products": each, "fewer": found["mlx-lm-lora"] / each} for name, each in found.items()}
+
+
+def counts_table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """One row for each trainer."""
+    return [
+        {"trainer": name, "operations": f"{row['products'] / 1e9:.1f}e9", "fewer": f"{row['fewer']:.2f}×"}
+        for name, row in result.items()
+    ]
+
+
 def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """One row for each trainer."""
     return [
@@ -159,13 +184,15 @@ def main() -> None:
             f"--{field.name.replace('_', '-')}", type=type(default), default=default, metavar=str(default)
         )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--count", action="store_true", help="count the products of a step instead of timing steps")
     parser.add_argument("--out", help="where to write the JSON")
     args = parser.parse_args()
     workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
-    result = measure(workload, args.rounds)
+    result = count(workload) if args.count else measure(workload, args.rounds)
     sizes = ", ".join(f"{name} {value}" for name, value in asdict(workload).items())
-    show(f"one training step on MLX: {sizes}", table(result))
-    write(args.out, {"benchmark": "step_mlx", "workload": asdict(workload), "rounds": args.rounds, "results": result})
+    show(f"one training step on MLX: {sizes}", counts_table(result) if args.count else table(result))
+    rounds = {} if args.count else {"rounds": args.rounds}
+    write(args.out, {"benchmark": "step_mlx", "workload": asdict(workload), **rounds, "results": result})
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Workload:
                 "reward": {"kind": "custom", "custom_file": str(Path(__file__).with_name("reward.py")), "workers": 1},
                 "method": {"preset": preset},
                 "update": {
-                    "score": score,
+                    "old_logprobs": score,
                     "learning_rate": self.learning_rate,
                     "weight_decay": self.weight_decay,
                     "mini_batches": self.mini_batches,

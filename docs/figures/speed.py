@@ -16,7 +16,10 @@ def _speed() -> Named:
     yield "step_vocabulary.memory", f"{_memory(vocabulary, 'delta'):.2f}"
     yield "step.table", table(STEP_HEADER, (_step_row(name, what) for name, what in STEPS.items()))
     yield "step_mlx.table", table(MLX_HEADER, (_mlx_row(name) for name in ("step_mlx", "step_mlx_shared")))
+    for name in ("step_mlx", "step_mlx_shared"):
+        yield f"{name}.products", f"{result(f'{name}_products')['results']['delta, as drawn']['fewer']:.2f}"
     yield from _mlx_memory()
+    yield from _mlx_pieces()
     yield "hybrid.ratio", f"{result('hybrid_update')['ratio']:.2f}"
     yield "delta_step.share", f"{100 * result('delta_step_two_threads')['results']['credit_share']:.1f}"
 
@@ -47,11 +50,24 @@ def _mlx_row(name: str) -> list[str]:
 
 def _mlx_memory() -> Named:
     """Peak MiB of the update of a long response, ours and mlx-lm's, without and with gradient checkpointing."""
+    hybrid = next(row for row in result("update_mlx")["results"] if row["update"] == "hybrid")
+    yield "update_mlx.hybrid", f"{hybrid['mlx-lm, s'] / hybrid['delta, s']:.1f}"
     rows = [row for row in result("update_mlx")["results"] if row["update"] == "causal"]
     for who, name in (("delta", "ours"), ("mlx-lm", "whole")):
         for row in rows:
             end = ".checkpointed" if row["checkpointing"] else ""
             yield f"update_mlx.{name}{end}", f"{row[f'{who}, MiB']:.0f}"
+
+
+def _mlx_pieces() -> Named:
+    """The gated delta rule by chunks against mlx-lm's operations, and the head against mx.fast.cross_entropy."""
+    chunks, tokens, ours, fast = result("pieces_mlx")["results"]
+    yield "pieces_mlx.faster", f"{tokens['s'] / chunks['s']:.1f}"
+    yield "pieces_mlx.operations", f"{chunks['operations']:,}"
+    yield "pieces_mlx.operations_of_mlx_lm", f"{tokens['operations']:,}"
+    yield "pieces_mlx.memory", f"{tokens['MiB'] / chunks['MiB']:.1f}"
+    yield "pieces_mlx.head", f"{ours['MiB']:.0f}"
+    yield "pieces_mlx.cross_entropy", f"{fast['MiB']:.0f}"
 
 
 def _ways(results: dict[str, Any], other: str) -> Iterator[str]:
