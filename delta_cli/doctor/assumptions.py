@@ -45,6 +45,6 @@ ASSUMPTIONS = (
     "Groups are dealt to processes whole; a phase takes as long as it takes the process with the most groups, all "
     "groups being equally long. Uneven lengths come on top.",
     f"A tenth of the memory ({RESERVE:.0%}) stays free for CUDA's context and the gaps between allocations.",
-    "Left out: evaluation, checkpoints, rewards (they run while others are drawn), padding inside attention, and the "
-    "core's sums over processes (kilobytes).",
+    "Left out: evaluation, checkpoints, rewards and environments (they run while others are drawn), padding inside "
+    "attention, and the core's sums over processes (kilobytes). What environments write counts as if it were drawn.",
 )

@@ -21,6 +21,7 @@ from delta_cli.doctor.model_checks import model_findings
 from delta_cli.doctor.model_shape import ModelShape, shape_of
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.environment import SHIPPED_ENVIRONMENTS
 from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.text import count
 from delta_cli.training.setup import (
@@ -67,6 +68,8 @@ def examine(
         yield _not_checked("data", error)
         return
     yield _prompt(recipe, tokenizer, data.problems[0])
+    if recipe.environment.used:
+        yield _episodes(recipe)
     with ExitStack() as stack:
         try:
             grader = stack.enter_context(make_grader(recipe))
@@ -200,6 +203,28 @@ def _prompt(recipe: Recipe, tokenizer: Tokenizer, problem: Problem) -> Finding:
     text = tokenizer.decode(prompt, skip_special=False)
     shown = text if len(text) <= PROMPT_SHOWN else f"{text[: PROMPT_SHOWN // 2]} … {text[-PROMPT_SHOWN // 2 :]}"
     return Finding("ok", "prompt", f"{shown!r}, {count(len(prompt), 'token')}, from problem {problem.id}")
+
+
+def _episodes(recipe: Recipe) -> Finding:
+    """How much of an episode its environment can take. Memory and time count whole episodes."""
+    environment, rollout = recipe.environment, recipe.rollout
+    if environment.kind == "verifiers":
+        longest = rollout.max_prompt_tokens + rollout.max_tokens
+        return Finding("ok", "episodes", f"conversations of at most {longest:,} tokens, which memory and time count")
+    limit = f"rollout.max_tokens = {rollout.max_tokens:,}"
+    if environment.file in SHIPPED_ENVIRONMENTS:
+        return Finding("ok", "episodes", f"{limit} holds what the model and the calculator write")
+    answers = environment.turns - 1
+    most = answers * environment.observation_tokens
+    what = f"answers of the environment take at most {answers} × {environment.observation_tokens:,} = {most:,} tokens"
+    if most < rollout.max_tokens:
+        return Finding("ok", "episodes", f"{what} of {limit}, which memory and time count")
+    return Finding(
+        "note",
+        "episodes",
+        f"{what}, and {limit} holds these and what the model writes: long answers cut episodes off before their "
+        "last turn; raise rollout.max_tokens, or lower environment.observation_tokens or environment.turns",
+    )
 
 
 def _data(data: LoadedData, grader: WeightedReward) -> Iterator[Finding]:

@@ -282,6 +282,17 @@ def test_a_full_micro_batch_goes_forward_and_backward_and_the_weights_stay(
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("turns", "limit", "level", "said"),
+    [(3, 100, "ok", "at most 2 × 40 = 80 tokens of rollout.max_tokens = 100"), (4, 100, "note", "cut episodes off")],
+)
+def test_answers_of_an_environment_are_counted_against_the_limit(turns: int, limit: int, level: str, said: str) -> None:
+    keys = ['environment.kind="text"', 'environment.file="game.py:Game"', "environment.observation_tokens=40"]
+    found = findings([*keys, f"environment.turns={turns}", f"rollout.max_tokens={limit}"], run_model=False)["episodes"]
+    assert (found.level, said in found.text) == (level, True)
+    assert "episodes" not in findings([], run_model=False)
+
+
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delta_cli.doctor.machine.os.sysconf", lambda name: 1024)
     found = findings([], run_model=False)
