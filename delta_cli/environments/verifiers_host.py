@@ -91,8 +91,7 @@ class VerifiersHost:
     ) -> list[PlayedEpisode]:
         """Play one episode of each problem; ``rows`` [R] determine its noise, with ``sampling.seed``.
 
-        ``on_finished`` is called in this thread. Raises what ``interrupt`` raises, and UserError if all episodes failed
-        for one reason.
+        ``on_finished`` is called in this thread. Raises what ``interrupt`` raises.
         """
         model = EndpointModel(SERVED_NAME, self._tokenizer, ANY_ID, self._context, sampling.max_tokens)
         self._endpoints = Endpoints(model, self._queue)
@@ -120,10 +119,12 @@ class VerifiersHost:
             for episode in playing:
                 episode.cancel()
         self.waited = self._queue.idle - idle
-        failures = {episode.failure for episode in found.values()}
-        if len(found) > 1 and len(failures) == 1 and (failure := failures.pop()) is not None:
-            raise UserError(f"every episode of {self._name} failed: {failure}")
         return [found[place] for place in range(len(playing))]
+
+    def refuse_if_all_failed(self, failures: Sequence[str | None]) -> None:
+        """Raise UserError if several episodes, those of all ranks, failed for one reason."""
+        if len(failures) > 1 and len(set(failures)) == 1 and failures[0] is not None:
+            raise UserError(f"every episode of {self._name} failed: {failures[0]}")
 
     async def _play(self, task: Task[Any], sampling: Sampling, seed: int, places: asyncio.Semaphore) -> PlayedEpisode:
         """One episode, when one of the ``places`` is free."""

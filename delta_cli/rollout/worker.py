@@ -292,7 +292,9 @@ class RolloutWorker:
             on_sampled(len(rollout.texts), rollout.tokens)
             interrupt()
 
-        on_all_ranks(self.ranks, lambda: host.play(of_row, rows, sampling, self.sampler, interrupt, grade))
+        found = on_all_ranks(self.ranks, lambda: host.play(of_row, rows, sampling, self.sampler, interrupt, grade))
+        failures = self.ranks.gather([episode.failure for episode in found])
+        host.refuse_if_all_failed([failure for part in failures for failure in part])
         rollout.waited = host.waited
         return PendingRollout(
             problems=tuple(problems),

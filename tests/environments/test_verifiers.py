@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,20 +14,27 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.interface import Completions, Engine, OnFinished, RolloutRequest, Sampling
+from backends.collective import SOLO
+from backends.interface import Collective, Completions, Engine, OnFinished, RolloutRequest, Sampling
 from backends.settings import BackendSettings
 from delta_cli.assets.random_model import write_qwen3
+from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.verifiers_host import VerifiersHost, load_tasks, task_problems
 from delta_cli.environments.verifiers_trace import failed, played
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.environment import EnvironmentSection
+from delta_cli.rewards.grader import Verdict
+from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.records import RecordedRun
 from delta_cli.training.setup import open_trainer
 
+from ..credit.ranks import on_ranks
 from ..harness import CLOCKS, Watcher
+from ..training.test_episodes import Ranks
 from .test_dialogue import FAMILIES, make_tokenizer
 
 needs_package = pytest.mark.skipif(find_spec("verifiers") is None, reason="the package verifiers is not installed")
@@ -276,6 +284,7 @@ def test_a_run_learns_from_the_episodes_and_resumes(folder: Path, settings: str,
 
 @needs_package
 @quiet
+@pytest.mark.long
 def test_what_is_wrong_is_one_line(folder: Path, settings: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(str(folder))
     (tmp_path / "broken.toml").write_text("x = ")
@@ -293,7 +302,45 @@ def test_what_is_wrong_is_one_line(folder: Path, settings: str, tmp_path: Path) 
             load_tasks(section)
     template = EnvironmentSection(kind="verifiers", id=GAME, file=settings, renderer="template")
     engine = registry.create("fake", BackendSettings.of(str(folder), frozen=True))
-    with VerifiersHost(template, tokenizer, str(folder), 400) as host, pytest.raises(UserError, match="every episode"):
-        host.play(
-            task_problems(template)[:2], np.arange(2), Sampling(8, tokenizer.eos_ids), engine, lambda: None, print
-        )
+    with VerifiersHost(template, tokenizer, str(folder), 400) as host:
+        worker = RolloutWorker(engine, tokenizer, Earned(), "plain", environments=host)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="every episode"):
+            worker.sample(task_problems(template)[:2], Sampling(8, tokenizer.eos_ids))
+
+
+class Earned:
+    """A grader that passes on what the environment gave."""
+
+    def submit(
+        self, text: str, problem: Problem, length: int, truncated: bool, earned: float | None
+    ) -> Future[Verdict]:
+        found: Future[Verdict] = Future()
+        found.set_result(Verdict(earned or 0.0, (earned or 0.0) >= 1, None))
+        return found
+
+
+@needs_package
+@quiet
+@pytest.mark.long
+def test_two_ranks_play_the_episodes_of_one(folder: Path, settings: str) -> None:
+    """Each plays its own share; all get the same batch. A rank all of whose episodes fail stops nothing."""
+    tokenizer = Tokenizer.load(str(folder))
+    section = EnvironmentSection(kind="verifiers", id=GAME, file=settings, renderer="qwen3", workers=4)
+    problems = task_problems(section)[3:5]  # every episode of the second breaks
+    sampling = Sampling(12, tokenizer.eos_ids, temperature=0.9, samples=2, seed=5)
+
+    def work(ranks: Collective) -> RolloutBatch:
+        engine = registry.create("fake", BackendSettings.of(str(folder), frozen=True))
+        with VerifiersHost(section, tokenizer, str(folder), 400) as host:
+            worker = RolloutWorker(engine, tokenizer, Earned(), "plain", ranks, environments=host)  # type: ignore[arg-type]
+            return worker.sample(problems, sampling).result()
+
+    alone = work(SOLO)
+    assert alone.failed.tolist()[2:] == [True, True]
+    for found in on_ranks(2, lambda ranks: work(Ranks(ranks.rank, ranks.size, ranks.meeting))):
+        for name in ("ids", "own", "starts"):
+            expected = getattr(alone.sequences.regions, name)
+            np.testing.assert_array_equal(getattr(found.sequences.regions, name), expected)
+        np.testing.assert_array_equal(found.engine_logprobs, alone.engine_logprobs)
+        assert found.verdicts == alone.verdicts
+        assert [each.ended for each in found.episodes or ()] == [each.ended for each in alone.episodes or ()]
