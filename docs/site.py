@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+STYLE = Path("docs/site.css")
 LINK = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?P<target>[^)\s#]+)(?:#[^)\s]*)?\)")
 
 
@@ -28,6 +29,7 @@ def lay_out(out: Path) -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         (out / page).parent.mkdir(parents=True, exist_ok=True)
         (out / page).write_text(LINK.sub(lambda link, page=page: _link(link, page, out), text), encoding="utf-8")
+    shutil.copyfile(ROOT / STYLE, out / STYLE)
 
 
 def _link(link: re.Match[str], page: Path, out: Path) -> str:

@@ -129,7 +129,7 @@ class ToolsSession:
 
     def step(self, text: str) -> Turn:
         """Tools have no steps."""
-        raise NotImplementedError
+        raise NotImplementedError("tools are called; only games and custom environments take steps")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """See ``turn.EpisodeSession``."""
