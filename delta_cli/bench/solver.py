@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.arrays import Bools
-from delta_cli.bench.fork_reward import FORK, GOOD_LETTER
+from delta_cli.bench.fork_reward import GOOD_LETTER
 from delta_cli.credit.weight_functions import CreditInput
 from delta_cli.data import arithmetic
 from delta_cli.data.problem import Problem
@@ -62,8 +62,14 @@ def _characters(question: str, answer: str, text: str) -> tuple[list[int], list[
 
 
 def _fork(text: str) -> tuple[list[int], list[int]]:
-    """The same for the task fork, in which the second word decides and all other letters are free."""
-    found = FORK.match(text)
-    if found is None:
+    """The same for the task fork, in which the second word decides and all other letters are free.
+
+    A second word that is too long is wrong from its second letter on if the first is the good one.
+    """
+    words = text.split(" ")
+    if len(words) == 1:
         return [], [len(text)]
-    return [found.start(1)], [] if found[1] == GOOD_LETTER else [found.start(1)]
+    place = len(words[0]) + 1
+    if words[1] == GOOD_LETTER:
+        return [place], []
+    return [place], [place + words[1].startswith(GOOD_LETTER)]

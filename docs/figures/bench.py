@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from results import Named, points, result, table
+from results import Named, points, result, span, table
+from scipy import stats
 
 
 def _bench() -> Named:
-    tasks = {task["task"]: task for task in result("bench/summary")["tasks"]}
-    addition = tasks["addition"]
-    yield "bench.seeds", str(_row(addition, "dapo")["area"]["seeds"])
-    yield "bench.dapo", f"{100 * _row(addition, 'dapo')['area']['mean']:.1f}"
-    header = ("arm", "area − DAPO's, points", "p", "final − DAPO's, points", "AUC", "noise / DAPO's")
-    yield "bench.table", table(header, (_cells(row) for row in addition["rows"] if row["arm"] != "dapo"))
-    for arm, name in (("solver, flipped", "flipped"), ("random", "random")):
-        found = addition["told_apart"][arm]
-        yield f"bench.{name}.difference", points(found["difference"])
-        yield f"bench.{name}.p", f"{found['p_greater']:.2g}"
+    yield from _task("bench", result("bench/summary")["tasks"], "addition", ("solver, flipped", "random"))
+    yield from _task("fork", result("bench_fork/summary")["tasks"], "fork", ("random",))
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
     header = ("task", "seeds", "arm", "area − DAPO's, points", "final − DAPO's, points")
     yield "bench.exploration", table(header, explored)
+
+
+def _task(name: str, tasks: list[dict[str, Any]], of: str, bad: tuple[str, ...]) -> Named:
+    task = next(task for task in tasks if task["task"] == of)
+    yield f"{name}.seeds", str(_row(task, "dapo")["area"]["seeds"])
+    yield f"{name}.dapo", f"{100 * _row(task, 'dapo')['area']['mean']:.1f}"
+    header = ("arm", "seeds", "area − DAPO's, points", "p", "final − DAPO's, points", "AUC", "noise / DAPO's")
+    yield f"{name}.table", table(header, (_cells(row) for row in task["rows"] if row["arm"] != "dapo"))
+    compared = [row["area_over_dapo"] for row in task["rows"] if row["area_over_dapo"]]
+    yield f"{name}.error", span((100 * _standard_error(each["difference"]) for each in compared), 1)
+    yield f"{name}.detectable", span((100 * each["detectable"] for each in compared), 1)
+    yield f"{name}.fit", points(task["fit"]["difference"])
+    yield f"{name}.fit.p", f"{task['fit']['p']:.2g}"
+    for arm in bad:
+        found, short = task["told_apart"][arm], arm.removeprefix("solver, ")
+        yield f"{name}.{short}.difference", points(found["difference"])
+        yield f"{name}.{short}.p", f"{found['p_greater']:.2g}"
+
+
+def _standard_error(difference: dict[str, Any]) -> float:
+    """Of the mean, from its 95 % interval."""
+    quantile = float(stats.t.ppf(0.975, difference["seeds"] - 1))
+    return float(difference["high"] - difference["low"]) / 2 / quantile
 
 
 def _row(task: dict[str, Any], arm: str) -> dict[str, Any]:
@@ -33,6 +49,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     auc, noise = row["auc"], row["noise"]
     return [
         row["arm"],
+        str(row["area"]["seeds"]) if row["area"] else "",
         points(area["difference"]) if area else "",
         _p(area["p"]) if area else "",
         points(final["difference"]) if final else "",

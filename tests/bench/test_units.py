@@ -66,13 +66,13 @@ def test_the_solver_marks_the_first_false_equation_of_a_word_problem() -> None:
 
 
 def test_the_solver_marks_the_letter_that_decides() -> None:
-    right, astray, broken = "abcdefgh a bda", "abcdefgh c caa", "abcdefgha"
-    given = batch([right, astray, broken], "47+38=?", "85", [1.0, -1.0, -1.0])
+    texts = ["abcdefgh a bda", "abcdefgh c caa", "abcdefgh ab", "abcdefgha", "abcdefgh "]
+    given = batch(texts, "47+38=?", "85", [1.0, -1.0, -1.0, -1.0, -1.0])
     marks = token_marks(given)
-    assert marked(given, marks.wrong) == ["", "c", "a"]
-    assert np.flatnonzero(marks.decisive).tolist() == [9, 14 + 9, 28 + 8]
-    assert marked(given, solver(given) > 0) == ["a", "c", "a"]
-    assert [reward(text, None) for text in (right, astray, broken)] == [1.0, 0.0, 0.0]
+    assert marked(given, marks.wrong) == ["", "c", "b", "a", " "]
+    assert np.flatnonzero(marks.decisive).tolist() == [9, 14 + 9, 28 + 9, 28 + 10, 39 + 8, 48 + 8]
+    assert marked(given, solver(given) > 0) == ["a", "c", "b", "a", " "]
+    assert [reward(text, None) for text in texts] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_aucs_by_hand() -> None:
