@@ -8,6 +8,7 @@ import numpy as np
 
 from backends.arrays import Ids
 from backends.interface import RolloutRequest, Sampler, Sampling
+from delta_cli.data import prompts
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt, opened_think
 from delta_cli.data.tokenizer import Tokenizer
@@ -31,6 +32,8 @@ def load_tokenizer_and_template(
         return tokenizer.chatting(recipe.data.system, recipe.data.thinking), recipe.data.prompt_template
     if template is None and not tokenizer.converses:
         template = "plain"
+    if template is not None:
+        prompts.check(template)
     return tokenizer, template
 
 

@@ -44,6 +44,15 @@ FILES = {
     "cut.jsonl": '{"question": "1+1=?", "answer": "2"}\n{"question": "1+',
     "raises.py": "def reward(response, problem):\n    raise KeyError('difficulty')\n",
     "nothing.py": "def score(response, problem):\n    return 1.0\n",
+    "twice.toml": "[run]\nsteps = 1\n[run]\nseed = 2\n",
+    "loop.toml": 'extends = "loop.toml"\n',
+    "orphan.toml": 'extends = "absent.toml"\n',
+    "lists.jsonl": "[1, 2]\n",
+    "one.py": "def reward(response):\n    return 1.0\n",
+    "syntax.py": "def reward(response, problem)\n",
+    "imports.py": "import no_such_module\n",
+    "text.py": "def reward(response, problem):\n    return 'yes'\n",
+    "nan.py": "def reward(response, problem):\n    return float('nan')\n",
     "folder/": "",
 }
 
@@ -176,6 +185,34 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("eval", "tiny-base", "--suite", "arithmetic", "--data", "data.jsonl"), ("--suite and --data", "only one")),
     (("eval", "tiny-base", "--suite", "arithmetic", "--engine", "sglang"), ("--engine sglang", "local, vllm")),
     (("export", "folder", "folder/"), ("folder", "holds no run")),
+    # files that are damaged, or of another kind
+    (("train", "twice.toml"), ("twice.toml", "not valid TOML", "twice")),
+    (("train", "loop.toml"), ("loop.toml", "extends itself")),
+    (("train", "orphan.toml"), ("absent.toml", "no such file")),
+    (("train", "not_a_text.toml"), ("not_a_text.toml", "UTF-8")),
+    (("train", "--set", "data.source=lists.jsonl"), ("lists.jsonl:1", "holds a list")),
+    (("train", "--run-dir", "data.jsonl"), ("data.jsonl", "cannot be written", "--run-dir")),
+    (("compare", "data.jsonl", "data.jsonl"), ("data.jsonl", "not an evaluation", "delta eval")),
+    (("runs", "data.jsonl"), ("data.jsonl", "is not a folder", "delta runs DIR")),
+    (("init", "--data", "data.jsonl", "--model", "folder"), ("folder", "no tokenizer.json")),
+    (("study", "folder"), ("folder", "is a folder, not a study")),
+    # functions of one's own that cannot be called, and what they return
+    ((*CUSTOM, "reward.custom_file=one.py"), ("one.py:reward", "cannot grade problem", "1 positional argument")),
+    ((*CUSTOM, "reward.custom_file=syntax.py"), ("syntax.py", "SyntaxError", "line 1")),
+    ((*CUSTOM, "reward.custom_file=imports.py"), ("imports.py", "No module named 'no_such_module'")),
+    ((*CUSTOM, "reward.custom_file=text.py"), ("text.py:reward returned 'yes'", "a finite number")),
+    ((*CUSTOM, "reward.custom_file=nan.py"), ("nan.py:reward returned nan", "a finite number")),
+    (("train", "--set", "reward.kind=custom"), ("reward.kind=custom", "needs reward.custom_file")),
+    (("train", "--set", "method.credit=absent.py:weights"), ("absent.py", "does not exist")),
+    (("train", "--set", "method.credit=one.py:weights"), ("one.py", "no function 'weights'")),
+    # values
+    (("train", "--set", "update.learning_rate=nan"), ("update.learning_rate=nan", "a finite number")),
+    (("train", "--set", "tracking.wandb=true"), ("unknown key tracking.wandb", "kind, project")),
+    (("train", "--set", "environment.kind=tools"), ("needs environment.tools", "environment.file")),
+    (("chat", "tiny-base", "--template", "nope"), ("'nope'", "paper", "{question}")),
+    (("study", "mine.toml", "--grid", "run.steps=a,b"), ("run.steps=a", "a whole number")),
+    (("study", "mine.toml", "--grid", "run.steps="), ("--grid run.steps=", "KEY=A,B")),
+    (("doctor", "--gpu", "4090ti"), ("--gpu 4090ti", "did you mean rtx4090?")),
     (("study", STUDY, "--grid", "update.learning_rate"), ("--grid update.learning_rate", "KEY=A,B")),
     (
         ("study", RECIPE, "--grid", "update.learning_rte=1,2"),
@@ -189,12 +226,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wrong")
     for name, text in FILES.items():
         (made / name).mkdir() if name.endswith("/") else (made / name).write_text(text)
+    (made / "not_a_text.toml").write_bytes(b"\xff\xfe\x00")
     shutil.copytree(model_path("tiny-base"), made / "model")
     return made
 
 
-def test_there_are_a_hundred() -> None:
-    assert len({arguments for arguments, _ in WRONG}) >= 100
+def test_there_are_more_than_a_hundred() -> None:
+    assert len({arguments for arguments, _ in WRONG}) >= 120
 
 
 @pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value)[:60])
