@@ -6,8 +6,9 @@ Kernels of a decoding step are counted on a processor, with a tiny model of the 
 the forward pass and the draw run inside their CUDA graphs, with the attention of pages as one kernel. The drawing of a
 batch is then simulated step by step: responses with lengths like an exponential's enter and leave, and each step reads
 the weights and keys once and launches the counted kernels. "slots" gives every response the columns of the longest,
-as without the kernel for pages; "pages" admits by tokens. The other phases are those of ``delta doctor --gpu h200``,
-which takes the same counts. benchmarks/gpu_plan.py measures them where there is a GPU.
+as without the kernel for pages; "pages" admits by tokens. Scoring and updating are those of ``delta doctor``,
+which takes one rate for all products, and once more from what layers move and multiply (benchmarks/count_layers.py):
+for bfloat16 weights, and for float32 weights under autocast. benchmarks/gpu_plan.py measures them where there is a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from common import show, write
+from count_layers import layer_work
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,12 +40,14 @@ from delta_cli.doctor.memory import key_value_bytes
 from delta_cli.doctor.model_shape import shape_of
 from delta_cli.doctor.plan import fitted, plan
 from delta_cli.doctor.plan_request import PlanRequest
+from delta_cli.doctor.workload import attention_flops, head_flops, update_flops
 from delta_cli.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "qwen3_8b.toml"
 VIEWS = {"_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}  # launch nothing
 DEPTHS = (2, 4)  # layers of the tiny models
 EVERY = 8  # tokens between two looks at what has finished
+PRODUCTS, ATTENTION = 0.65, 0.4  # of the peak, in scoring and updates; assumed, as published for large ones on an H100
 SLOTS = 12  # that fit 141 GB when each has the columns of the longest response of an evaluation
 
 
@@ -135,6 +139,26 @@ def simulate(lengths: np.ndarray, step: Callable[[np.ndarray], float], fits: Cal
     return Drawing(seconds, steps, rows / steps, float(lengths.sum()) / seconds, preempted)
 
 
+def layer_seconds(request: PlanRequest, updating: float) -> dict[str, dict[str, float]]:
+    """Seconds of scoring and updating from the counts of a layer; ``updating`` are the doctor's seconds.
+
+    What AdamW takes is the doctor's.
+    """
+    shape, work, gpu = request.shape, request.drawn, request.gpu
+    flops = update_flops(shape, request.mini_batch, recompute=True, frozen=False)
+    adamw = updating - request.updates * gpu_time.products(flops, gpu)
+    head, pairs = head_flops(shape, work.drawn), attention_flops(shape, work.pairs)
+    found: dict[str, dict[str, float]] = {}
+    for way, phases in layer_work().items():
+        found[way] = {}
+        for phase, passes, beside in (("scoring", 1, 0.0), ("update", 4, adamw)):
+            layer, tokens = phases[phase], shape.layers * work.packed
+            products = (layer.flops * tokens + passes * head) / (PRODUCTS * gpu.flops)
+            moved = gpu_time.reading(layer.bytes * tokens, gpu)
+            found[way][phase] = products + moved + passes * pairs / (ATTENTION * gpu.flops) + beside
+    return found
+
+
 def predicted(counted: dict[str, float], responses: int | None = None) -> dict[str, Any]:
     """Drawing in slots and in pages, and the whole step."""
     recipe = load_recipe(RECIPE, [])
@@ -164,6 +188,8 @@ def predicted(counted: dict[str, float], responses: int | None = None) -> dict[s
         "doctor_drawing_seconds": found.phases[0].seconds,
         "other_seconds": other,
         "step_seconds": {name: drawing.seconds + sum(other.values()) for name, drawing in drawings.items()},
+        "counted_layers": (layers := layer_seconds(request, other["updating"])),
+        "counted_step_seconds": drawings["pages"].seconds + sum(layers["bfloat16"].values()),
     }
 
 
@@ -186,6 +212,11 @@ def main() -> None:
         for name, drawing in found["drawing"].items()
     ]
     show("Qwen3-8B, one H200, counted and simulated, not measured", rows)
+    layers = [
+        {"weights": way, **{f"{phase}, s": f"{seconds:,.0f}" for phase, seconds in phases.items()}}
+        for way, phases in found["counted_layers"].items()
+    ]
+    show("The same from the bytes and products of a layer", layers)
     write(args.out, {"benchmark": "count_8b", "measured": False, "kernels": counted, **found})
 
 

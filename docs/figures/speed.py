@@ -84,6 +84,10 @@ def _count_8b() -> Named:
         yield f"count_8b.{name}", f"{drawing['seconds']:,.0f}"
         yield f"count_8b.{name}_speed", f"{drawing['tokens_per_second']:,.0f}"
         yield f"count_8b.{name}_step", f"{found['step_seconds'][name]:,.0f}"
+    for way, phases in found["counted_layers"].items():
+        for phase, seconds in phases.items():
+            yield f"count_8b.{way}.{phase}", f"{seconds:,.0f}"
+    yield "count_8b.step", f"{found['counted_step_seconds']:,.0f}"
     yield "count_8b.rows", f"{found['drawing']['pages']['rows']:.0f}"
 
 

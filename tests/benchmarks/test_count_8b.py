@@ -12,6 +12,7 @@ from delta_cli.doctor import assumptions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import count_8b
+import count_layers
 
 
 def test_the_doctor_assumes_the_counted_kernels() -> None:
@@ -32,3 +33,19 @@ def test_the_simulated_drawing_against_arithmetic() -> None:
     pool = 1.5 * (assumptions.MEAN_PROMPT + 80 + 8)
     crowded = count_8b.simulate(lengths, lambda held: 0.01, lambda held: held.sum() <= pool + 512 * (len(held) > 1))
     assert crowded.steps >= 160
+
+
+@pytest.mark.long
+def test_the_work_of_a_layer() -> None:
+    """Products by hand; a layer in bfloat16 reads and writes its matrices' inputs and outputs outside products too."""
+    found = count_layers.layer_work()
+    matrices = 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288
+    for phases in found.values():
+        assert phases["scoring"].flops == pytest.approx(2 * matrices, rel=1e-6)
+        # The backward pass takes two products, and recomputing all but the last matrix, which nothing needs.
+        assert phases["update"].flops == pytest.approx(2 * (4 * matrices - 4096 * 12288), rel=1e-6)
+    half, full = (found[way]["scoring"].bytes for way in ("bfloat16", "autocast"))
+    # Two norms and two sums of the residual stream, the feed-forward's activation and product; the rest is attention's.
+    least = 2 * (2 * 2 * 4096 + 2 * 3 * 4096 + 2 * 12288 + 3 * 12288)
+    assert least < half < 4 * least
+    assert full > 2 * half
