@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
 from backends.mlx import ATTENTION_BLOCK as BLOCK
 from backends.mlx.features import to_device, to_host
+from backends.mlx.kernel_check import value_and_gradient, why_not
 
 LEAST_QUERIES = 9  # MLX's kernel for 8 queries or fewer has no gradient
 
@@ -156,20 +156,11 @@ def why_not_fused(heads: int, key_heads: int, size: int, dtype: mx.Dtype) -> str
     slopes = mx.random.normal(shapes[0], key=key).astype(dtype)
     scale = size**-0.5
 
-    def both(attend: Callable[..., mx.array], arrays: list[mx.array], cotangent: mx.array) -> list[mx.array]:
-        values, gradients = mx.vjp(attend, arrays, [cotangent])
-        return [*values, *gradients]
+    def fused() -> list[mx.array]:
+        return value_and_gradient(lambda q, k, v: _mlx_attention(q, k, v, scale=scale, mask="causal"), inputs, slopes)
 
-    try:
-        found = both(lambda q, k, v: _mlx_attention(q, k, v, scale=scale, mask="causal"), inputs, slopes)
-        mx.eval(found)
-    except (RuntimeError, ValueError) as error:
-        return f"the fused kernel has no gradient here ({str(error).splitlines()[0]})"
-    wide = [each.astype(mx.float32) for each in inputs]
-    known = both(lambda q, k, v: plain(q, k, v, scale), wide, slopes.astype(mx.float32))
-    tolerance = 1e-3 if dtype == mx.float32 else 5e-2
-    for one, other in zip(found, known, strict=True):
-        gap = float(np.array(mx.abs(one.astype(mx.float32) - other).max() / mx.abs(other).max()))
-        if not gap <= tolerance:
-            return f"the fused kernel's gradient differs by {gap:.2g} from that of plain operations"
-    return None
+    def known() -> list[mx.array]:
+        wide = [each.astype(mx.float32) for each in inputs]
+        return value_and_gradient(lambda q, k, v: plain(q, k, v, scale), wide, slopes.astype(mx.float32))
+
+    return why_not(fused, known, 1e-3 if dtype == mx.float32 else 5e-2)

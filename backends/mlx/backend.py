@@ -12,7 +12,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import get_total_parameters
 
-from backends.batching import PaddedBatch, SharedPromptBatch, micro_batches, response_chunks, shared_batches
+from backends.batching import SharedPromptBatch, micro_batches, response_chunks, shared_batches
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
@@ -36,6 +36,7 @@ from backends.mlx.attention import CausalAttention
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import MlxFeatureCollector, MlxFeatures, MlxFeatureStore
+from backends.mlx.forward import MlxMicroBatch, padded_width, predicting_positions
 from backends.mlx.generator_check import check_generator
 from backends.mlx.head import MlxHead, chunks, computed_ahead, entropy, loss_scale, pick, proxies, pullback
 from backends.mlx.layerwise import LayerwiseGradient, is_chain
@@ -47,11 +48,9 @@ from backends.mlx.rollout import MlxRollout
 from backends.mlx.shared_prompts import call_trunk, can_share_prompts
 from backends.settings import BackendSettings
 
-MlxMicroBatch = PaddedBatch | SharedPromptBatch
 HeadChunk = tuple[Ids, mx.array, mx.array]  # flat positions [n], hidden states [n, H], token ids [n]
 
 WORTH_SHARING = 0.9  # of the tokens that sharing prompts must leave: masks and the copies of keys cost something, too
-BUCKET = 32  # on Metal widths are multiples of this: buffers of few sizes are reused, of many they pile up
 
 
 class MlxEngine(LocalEngine):
@@ -300,27 +299,13 @@ class MlxEngine(LocalEngine):
             padding = padded_width(batch.longest) - batch.longest
             return [self.policy.trunk(mx.array(np.pad(batch.ids, ((0, 0), (0, padding)))))]
 
-    def _places(self, batch: MlxMicroBatch, calls: list[mx.array]) -> mx.array:
-        """Which positions of those calls, one after another, predict the response tokens, [n]."""
-        if isinstance(batch, PaddedBatch):
-            row, column = np.nonzero(batch.predicts)
-            return mx.array(row * calls[0].shape[1] + column)
-        prompts, responses = batch.prompts.size, max(batch.responses.shape[1], 1)
-        places, wide = batch.predicts, calls[0].shape[1]
-        inside = places < prompts
-        before = places // max(batch.prompts.shape[1], 1) * wide + places % max(batch.prompts.shape[1], 1)
-        after = places - prompts
-        begin = len(batch.prompts) * wide
-        wider = calls[-1].shape[1] if len(calls) > 1 else responses
-        return mx.array(np.where(inside, before, begin + after // responses * wider + after % responses))
-
     def _hidden(self, batch: MlxMicroBatch) -> mx.array:
         """Hidden states of the positions that predict a response token, float32 [n, H]."""
         return self._chosen(batch, self._call(batch))
 
     def _chosen(self, batch: MlxMicroBatch, calls: list[mx.array]) -> mx.array:
         flat = mx.concatenate([hidden.reshape(-1, hidden.shape[-1]) for hidden in calls])
-        return flat[self._places(batch, calls)].astype(mx.float32)
+        return flat[predicting_positions(batch, calls)].astype(mx.float32)
 
     def _backward(self, batch: MlxMicroBatch, objective: Objective, temperature: float) -> float:
         """The loss of one micro-batch; its gradient goes to the optimizer.
@@ -373,7 +358,7 @@ class MlxEngine(LocalEngine):
         hidden, calls = layerwise.forward(run)
         pulled = at_head(self._chosen(batch, hidden))
         sizes = [state.shape[0] * state.shape[1] for state in hidden]
-        slopes = mx.zeros((sum(sizes), pulled.shape[1])).at[self._places(batch, hidden)].add(pulled)
+        slopes = mx.zeros((sum(sizes), pulled.shape[1])).at[predicting_positions(batch, hidden)].add(pulled)
         parts = mx.split(slopes, np.cumsum(sizes)[:-1].tolist())
         shaped = [part.reshape(state.shape).astype(state.dtype) for part, state in zip(parts, hidden, strict=True)]
         yield from layerwise.backward(run, calls, shaped)
@@ -398,8 +383,3 @@ class MlxEngine(LocalEngine):
             finally:
                 self.model.update(trained)
         yield dict(tree_flatten(found))
-
-
-def padded_width(width: int) -> int:
-    """A width as it is computed with."""
-    return width + (-width % BUCKET if mx.metal.is_available() else 0)

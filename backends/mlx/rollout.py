@@ -20,19 +20,19 @@ from backends.mlx.model import MlxPolicy
 from backends.regions import ResponseRegions
 
 PREFILL = 8  # prompts at a time, as in mlx-lm
-CANDIDATES, BLOCK = 128, 64  # likeliest tokens that top-p is looked for in first, and neighbours they are found by
-ENDLESS = 2**30  # tokens: when a response ends is decided here
-REFILL = 8  # newcomers enter when 1/REFILL of the batch is free: each entry copies the whole key-value cache
+CANDIDATES = 128  # likeliest tokens among which top-p is tried first, without sorting the vocabulary
+BLOCK = 64  # neighbouring tokens whose maximum is compared to find the candidates
+ENDLESS = 2**30  # token limit for the generator, because this module decides when a response ends
+REFILL = 8  # new responses enter when 1/REFILL of the batch is free, because each entry copies the whole KV cache
 
 
 class MlxRollout:
-    """One call of the rollout verb: which response sits where in the batch, and what it has become.
+    """One rollout: the place of each response in the batch, and its tokens and log-probabilities so far.
 
-    The generator names neither the rows it asks the sampler about nor, cheaply, the
-    log-probabilities of what was sampled. Both follow from the order of its calls. Within one
-    ``next()`` the sampler is called first for the rows that are being decoded, if there are any,
-    then for those that enter, which come in the order they were inserted; and the tokens drawn
-    in one ``next()`` are returned by the following one.
+    The generator does not tell the sampler which rows it samples, and returning log-probabilities would be slow. Both
+    are inferred from the order of its calls: within one ``next()`` it calls the sampler first for the rows that are
+    being decoded, if any, then for the rows that enter, in the order of their insertion. The following ``next()``
+    returns the tokens.
     """
 
     def __init__(
@@ -48,30 +48,30 @@ class MlxRollout:
         self.request = request
         self.sampling = request.sampling
         self.version = version  # of the model's weights
-        self.collector = collector  # of the features that the request asks for
-        self.hidden = mx.zeros((0, 0))  # [B, H] of the last forward: what the sampler is asked about next
+        self.collector = collector  # collects the features that the request asks for
+        self.hidden = mx.zeros((0, 0))  # [B, H] of the last forward pass, which the next call of the sampler uses
         self.batch = batch
-        self.entering: deque[int] = deque()  # inserted, first token not drawn yet
-        self.active: list[int] = []  # being decoded, in the generator's order
+        self.entering: deque[int] = deque()  # rows that are inserted but have no token yet
+        self.active: list[int] = []  # rows being decoded, in the generator's order
         self.idle: list[int] = []  # the generator's ids of active rows that are finished
-        self.decoding: list[int] = []  # the active rows until the sampler has been asked for them
-        self.inserted: list[int] = []  # rows by the generator's ids, which count from 0
-        # rows, numbers [k, B] and rows of features [B, H] of the tokens on their way
+        self.decoding: list[int] = []  # the active rows that the sampler has not been called for in this step
+        self.inserted: list[int] = []  # row of each generator id, which count from 0
+        # rows, numbers [k, B] and features [B, H] of the tokens that the next step returns
         self.drawn: list[tuple[list[int], mx.array, mx.array | None]] = []
         self.noise: dict[int, Floats] = {}
-        self.tokens: dict[int, list[int]] = {}  # of the whole region of a response
-        self.own: dict[int, list[bool]] = {}  # which of them the model wrote
-        self.turn: dict[int, int] = {}  # where the present turn begins
-        self.numbers: dict[int, list[list[float]]] = {}  # log-probability of own tokens and, where asked for, entropy
-        self.truncated: dict[int, bool] = {}  # of finished responses
-        self.paused: dict[int, Any] = {}  # caches of responses whose environment is at work
-        self.answered: dict[int, Any] = {}  # caches of responses with an answer that has not been read yet
+        self.tokens: dict[int, list[int]] = {}  # of each response, including the answers of its environment
+        self.own: dict[int, list[bool]] = {}  # whether the model wrote each of these tokens
+        self.turn: dict[int, int] = {}  # index of the first token of the present turn
+        self.numbers: dict[int, list[list[float]]] = {}  # log-probability and, if requested, entropy of own tokens
+        self.truncated: dict[int, bool] = {}  # for finished responses
+        self.paused: dict[int, Any] = {}  # caches of responses that wait for their environment
+        self.answered: dict[int, Any] = {}  # caches of responses whose environment's answer is not prefilled yet
 
     def run(self, on_finished: OnFinished | None) -> Completions:
-        """Draw every response, prompts in order, a new one whenever there is room.
+        """Draw every response, in the order of the prompts; a new one starts as soon as there is room.
 
-        After an error it may be called again, for those that are not finished: from their first token on, or, in an
-        episode, from the last token that was returned.
+        After an error it may be called again for the unfinished responses. They start over, except in an episode, where
+        they continue after the last token that was returned.
         """
         self.generator = BatchGenerator(
             self._logits,
@@ -89,7 +89,7 @@ class MlxRollout:
             self.tokens = {row: tokens for row, tokens in self.tokens.items() if row in self.truncated}
         self.turn |= {row: len(self.tokens[row]) for row in self.answered}
         self.answered.clear()
-        self.paused = dict.fromkeys(self.paused)  # caches are computed anew, because memory has run out
+        self.paused = dict.fromkeys(self.paused)  # drop the caches, because memory ran out; they are computed again
         waiting = self._prefilled()
         rows = len(self.request)
         try:
@@ -101,7 +101,7 @@ class MlxRollout:
                         on_finished(row, np.array(self.tokens[row], dtype=np.int64))
         finally:
             self.generator.close()
-            del self.generator  # it refers back here: without this the caches would wait for a garbage collection
+            del self.generator  # breaks a reference cycle, which would keep the caches until a garbage collection
         return self._completions(rows)
 
     def _admit(self, waiting: Iterator[tuple[int, int, Any]]) -> None:
@@ -109,27 +109,29 @@ class MlxRollout:
         if self.active and free < max(1, self.batch // REFILL):
             return
         if self.answered:
-            self._release(now=True)  # a response must not be in the batch twice
+            self._release(now=True)  # so that no response is in the batch twice
             free = self.batch - len(self.active) - len(self.entering)
         with mx.stream(self.generator.stream):
             for _, (row, last, cache) in zip(range(free), chain(self._read_answers(free), waiting), strict=False):
                 self._insert(row, last, cache)
 
     def _insert(self, row: int, last: int, cache: Any) -> None:
-        """Let a response enter the batch: its cache holds all its tokens but the ``last``."""
+        """Add a response to the batch. Its cache holds all its tokens except the ``last``."""
         self.generator.insert([[last]], caches=[cache])
         self.inserted.append(row)
         self.entering.append(row)
         if row not in self.tokens:
             self.tokens[row], self.own[row], self.numbers[row], self.turn[row] = [], [], [], 0
-        # One more than there are tokens: what follows the last is drawn before it is known to be the last.
+        # One more than there are tokens, because the generator samples one token past the last.
         seed = int(self.request.global_rows[row])
         noise = uniforms(self.sampling.seed, seed, self.sampling.max_tokens + 1)
         self.noise[row] = noise.astype(np.float32)
 
     def _prefilled(self) -> Iterator[tuple[int, int, Any]]:
-        """Row, last id of its prompt and the cache of what precedes it, of every unfinished response; the samples of
-        a prompt share one cache, which the generator copies from when they enter."""
+        """Yield the row, the last prompt id and the cache of the ids before it for every unfinished response.
+
+        All samples of a prompt share one cache; the generator copies it when they enter.
+        """
         samples = self.sampling.samples
         missing: dict[int, list[int]] = {}  # rows by prompt
         begun = []
@@ -151,7 +153,7 @@ class MlxRollout:
             yield self._read_again(row)
 
     def _read(self, wave: list[list[int]], caches: list[Any]) -> list[Any]:
-        """The caches after all but the last of these ids."""
+        """Prefill all but the last id of each list. Returns the caches."""
         long = [i for i, ids in enumerate(wave) if len(ids) > 1]
         batch = PromptProcessingBatch(self._logits, long, [caches[i] for i in long])
         batch.prompt([wave[i][:-1] for i in long])
@@ -160,12 +162,12 @@ class MlxRollout:
         return caches
 
     def _read_again(self, row: int) -> tuple[int, int, Any]:
-        """What ``_prefilled`` yields for a response that was begun before memory ran out."""
+        """Return what ``_prefilled`` yields for a response that had started before memory ran out."""
         ids = self.request.prompts[row // self.sampling.samples].tolist() + self.tokens[row]
         return row, ids[-1], self._read([ids], [make_prompt_cache(self.model)])[0]
 
     def _read_answers(self, most: int) -> Iterator[tuple[int, int, Any]]:
-        """What ``_prefilled`` yields, of ``most`` responses whose environment has answered: only the answer is read."""
+        """Yield the same as ``_prefilled`` for up to ``most`` responses with an answer, and prefill only that."""
         ready = list(self.answered)[:most]
         size = min(PREFILL, self.batch)
         for first in range(0, len(ready), size):
@@ -181,7 +183,7 @@ class MlxRollout:
             yield from map(self._read_again, lost)
 
     def _advance(self) -> list[int]:
-        """One token for every active row. Returns the rows that are finished."""
+        """Draw one token for every active row. Returns the rows that are finished."""
         arriving, self.drawn = self.drawn, []
         self.decoding = list(self.active)
         _, responses = self.generator.next()
@@ -199,7 +201,7 @@ class MlxRollout:
         for response in responses:
             row = self.inserted[response.uid]
             if response.uid in self.idle:
-                continue  # finished before, and waiting for others to leave with
+                continue  # finished earlier, and not removed from the batch yet
             self.tokens[row].append(response.token)
             self.own[row].append(True)
             self.numbers[row].append(numbers[row])
@@ -216,7 +218,7 @@ class MlxRollout:
         return finished
 
     def _pause(self, row: int, uid: int) -> None:
-        """Keep the keys and values of a response whose turn has ended, and ask its environment."""
+        """Keep the KV cache of a response whose turn has ended, and pass its tokens to the environment."""
         assert self.request.turns is not None
         with mx.stream(self.generator.stream):
             self.paused[row], _ = self.generator.extract_cache([uid])[uid]
@@ -229,7 +231,7 @@ class MlxRollout:
             return []
         finished = []
         busy = len(self.active) > len(self.idle) or self.entering or self.answered
-        unread = len(self.tokens) < len(self.request)  # prompts that have not entered yet
+        unread = len(self.tokens) < len(self.request)  # some prompts have not entered yet
         for row, ids in self.request.turns.answers(wait=not busy and not unread):
             cache = self.paused.pop(row)
             if ids is None:
@@ -242,9 +244,10 @@ class MlxRollout:
         return finished
 
     def _release(self, now: bool = False) -> None:
-        """Let finished rows leave, once 1/REFILL of the batch are: to leave copies all keys and values that stay.
+        """Remove finished rows once they are 1/REFILL of the batch, or ``now``.
 
-        The generator, which is told of no end, would copy them, and wait for every layer, at each row's.
+        Each removal copies the keys and values of all other rows. If the generator knew when responses end, it would
+        remove them one by one.
         """
         if not self.idle or (not now and len(self.idle) * REFILL < max(len(self.active), 1)):
             return
@@ -257,15 +260,15 @@ class MlxRollout:
             self.noise.pop(row, None)
 
     def _logits(self, ids: mx.array, cache: Any) -> mx.array:
-        """What the generator takes for the model: with the head of scoring, in the float32 that it normalises in."""
+        """The model as the generator calls it, with the float32 head that scoring uses."""
         hidden = self.trunk(ids, cache=cache)
         self.hidden = hidden[:, -1, :]
         return self.head.logits(hidden)
 
     def _sample(self, logprobs: mx.array) -> mx.array:
-        """One token for every row of log-probabilities [B, V]."""
+        """Sample one token for every row of log-probabilities [B, V]."""
         rows, self.decoding = self.decoding, []
-        offset = 1  # the token before is drawn, but not returned yet
+        offset = 1  # the previous token is drawn, but not returned yet
         if not rows:
             rows, offset = [self.entering.popleft() for _ in range(len(logprobs))], 0
             self.active += rows
@@ -275,7 +278,7 @@ class MlxRollout:
         if self.sampling.temperature == 0:
             tokens = mx.argmax(logprobs, axis=-1)
         else:
-            last = self.sampling.max_tokens  # which a row that is finished may be past
+            last = self.sampling.max_tokens  # finished rows may have passed it
             noise = mx.array(np.array([self.noise[row][min(len(self.tokens[row]) + offset, last)] for row in rows]))
             tokens = inverse_cdf(truncate(mx.exp(logprobs), self.sampling), noise)
         numbers = [pick(logprobs, tokens)] + ([entropy(logprobs)] if self.request.entropies else [])
@@ -313,7 +316,7 @@ class MlxRollout:
 
 
 def truncate(probabilities: mx.array, sampling: Sampling) -> mx.array:
-    """Probabilities [B, V], zero where min-p, top-k or top-p take a token away."""
+    """Probabilities [B, V], with zeros for the tokens that min-p, top-k or top-p exclude."""
     if sampling.min_p > 0:
         least = sampling.min_p * probabilities.max(axis=-1, keepdims=True)
         probabilities = mx.where(probabilities < least, 0.0, probabilities)
@@ -326,9 +329,9 @@ def truncate(probabilities: mx.array, sampling: Sampling) -> mx.array:
 
 
 def nucleus(probabilities: mx.array, level: mx.array) -> mx.array:
-    """Probabilities [B, V], zero outside the fewest likeliest tokens that reach ``level`` [B, 1] together.
+    """Probabilities [B, V], with zeros outside the smallest set of likeliest tokens that sums to ``level`` [B, 1].
 
-    Tokens as likely as the last of them stay too.
+    Ties with the least likely token of that set are kept.
     """
     ranked = likeliest(probabilities) if probabilities.shape[-1] > CANDIDATES * BLOCK else None
     if ranked is None or mx.any(ranked.sum(axis=-1, keepdims=True) < level).item():
@@ -339,10 +342,10 @@ def nucleus(probabilities: mx.array, level: mx.array) -> mx.array:
 
 
 def likeliest(probabilities: mx.array) -> mx.array:
-    """The CANDIDATES greatest of each row of [B, V], descending, without a sort of the vocabulary.
+    """The CANDIDATES greatest entries of each row of [B, V], in descending order, without sorting the vocabulary.
 
-    Each of them lies in one of the CANDIDATES blocks with the greatest maxima: a block that is before its own has
-    a greater number, of which there are fewer. MLX's partition would be a sort on Metal.
+    They all lie in the CANDIDATES blocks with the greatest maxima: if a number's block were not among them, that many
+    blocks would each hold a number at least as great. On Metal, MLX's partition is a full sort.
     """
     rows, size = probabilities.shape
     blocks = mx.pad(probabilities, [(0, 0), (0, -size % BLOCK)]).reshape(rows, -1, BLOCK)
@@ -352,9 +355,9 @@ def likeliest(probabilities: mx.array) -> mx.array:
 
 
 def inverse_cdf(probabilities: mx.array, uniform: mx.array) -> mx.array:
-    """The first token whose cumulative weight exceeds ``uniform`` [B] of the row's total: [B, V] → [B]."""
+    """The first token whose cumulative weight exceeds the fraction ``uniform`` [B] of the row's total: [B, V] → [B]."""
     cumulative = mx.cumsum(probabilities, axis=-1)
     below_one = mx.minimum(uniform, 1 - 2**-23)  # so that the product stays below the total in float32
     level = below_one[:, None] * cumulative[:, -1:]
-    # A sum of blocks may exceed the one before by rounding alone: only tokens with weight can be drawn.
+    # Rounding alone can raise the cumulative sum, so tokens without weight are excluded.
     return mx.argmax((cumulative > level) & (probabilities > 0), axis=-1)

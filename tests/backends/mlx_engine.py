@@ -11,6 +11,7 @@ from backends import mlx as package
 from backends.interface import Sequences
 from backends.mlx.backend import MlxEngine
 from backends.settings import BackendSettings
+from delta_cli.assets.random_model import write_qwen3
 
 VOCAB = 40
 
@@ -20,6 +21,13 @@ def create(folder: Path, **settings: Any) -> MlxEngine:
     backend = package.create(BackendSettings.of(str(folder), **settings), "mlx")
     assert isinstance(backend, MlxEngine)
     return backend
+
+
+def write_small(folder: Path) -> Path:
+    """Write a small Qwen3 with random weights. Returns its folder."""
+    write_qwen3(folder, vocab_size=VOCAB, hidden=32, head_dim=8, intermediate=64, scale=0.2)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
 
 
 def batch(responses: int = 4, length: int = 10) -> Sequences:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,23 @@ pytest.importorskip("mlx.core", reason="MLX is not installed")
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.generate import BatchGenerator
-from mlx_lm.models import gemma2
-from mlx_lm.models.cache import BatchKVCache
 from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config, save_model
 
-from backends import mlx as package
 from backends.interface import BackendError, Proxy, RolloutRequest, Sampling, Sequences
 from backends.mlx import memory
 from backends.mlx.features import MlxFeatures
 from backends.mlx.head import MlxHead, pullback
 from backends.mlx.optimizer import MlxAdamW
-from backends.mlx.rollout import BLOCK, CANDIDATES, MlxRollout, inverse_cdf, nucleus, truncate
 from backends.settings import Lora, Optimizer
 from delta_cli.assets.random_model import write_qwen3
-from tests.backends.mlx_engine import VOCAB, batch, create
+from tests.backends.mlx_engine import VOCAB, batch, create, write_small
 
 LORA = Lora(rank=4, layers=1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mlx") / "model"
-    write_qwen3(folder, vocab_size=VOCAB, hidden=32, head_dim=8, intermediate=64, scale=0.2)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+    return write_small(tmp_path_factory.mktemp("mlx") / "model")
 
 
 @pytest.fixture(scope="module", params=[(4, "affine"), (8, "affine"), (4, "mxfp4")], ids=str)
@@ -56,96 +47,6 @@ def quantised(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: py
 def likelier(logp: np.ndarray, rows: np.ndarray) -> tuple[float, np.ndarray]:
     """The surrogate whose descent makes every token likelier."""
     return -float(logp.mean()), np.full(len(logp), -1 / len(logp))
-
-
-# ------------------------------------------------------------------------------------- rollout
-
-
-def test_the_token_that_ends_a_response_is_kept_with_its_logprob(folder: Path) -> None:
-    """Where every id but one ends a response, so does nearly every first token."""
-    backend = create(folder)
-    prompt = np.array([3, 4, 5])
-    drawn = backend.rollout(
-        RolloutRequest((prompt,), Sampling(max_tokens=5, stop_ids=tuple(range(1, VOCAB)), samples=20))
-    )
-    assert all(drawn.tokens[drawn.starts[1:] - 1] != 0)
-    assert not drawn.truncated.any()
-    scored = backend.score(Sequences((prompt,) * 20, drawn.tokens, drawn.starts)).logprobs
-    np.testing.assert_allclose(drawn.logprobs, scored, atol=1e-5)
-
-
-def test_finished_responses_leave_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values are copied when an eighth of the batch is finished, not at each end; nobody else notices."""
-    prompts = (np.array([3, 4, 5]), np.array([6, 2]))
-    request = RolloutRequest(prompts, Sampling(max_tokens=40, stop_ids=(0, 3), samples=16, seed=2))
-    responses = len(request)
-    expected = create(folder, rollout_batch=1).rollout(request)
-    removals: list[int] = []
-    remove, extract = BatchGenerator.remove, BatchKVCache.extract
-
-    def counting(self: BatchGenerator, uids: list[int], *rest: Any) -> Any:
-        removals.append(len(uids))
-        return remove(self, uids, *rest)
-
-    extracted: list[int] = []
-
-    def extracting(self: BatchKVCache, index: int) -> Any:
-        extracted.append(index)
-        return extract(self, index)
-
-    monkeypatch.setattr(BatchGenerator, "remove", counting)
-    monkeypatch.setattr(BatchKVCache, "extract", extracting)
-    found = create(folder, rollout_batch=responses).rollout(request)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
-    assert len(set(np.diff(found.starts))) > 10, "ragged"
-    assert removals[0] > 1
-    assert len(removals) < responses / 3
-    assert len(extracted) < responses / 4, "those of prompts"
-
-
-def test_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p() -> None:
-    rng = np.random.default_rng(0)
-    p = rng.dirichlet(np.full(30, 0.3), size=50).astype(np.float32)
-    kept = np.array(truncate(mx.array(p), Sampling(1, (), top_p=0.7)))
-    for row, result in zip(p, kept, strict=True):
-        total, expected = 0.0, set()
-        for token in np.argsort(-row):
-            if total >= 0.7:
-                break
-            expected.add(token)
-            total += float(row[token])
-        assert set(np.flatnonzero(result)) == expected
-        np.testing.assert_allclose(result[list(expected)], row[list(expected)], rtol=1e-5)
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_a_large_vocabulary_is_sorted_for_flat_distributions_only(flat: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nucleus is that of numpy's sort; neighbours among the likeliest tokens, a last block that is not full."""
-    rng, size = np.random.default_rng(0), CANDIDATES * BLOCK + 5 * BLOCK + 7
-    logits = rng.normal(size=(6, size)) * 8
-    logits[0, -100:] += 24  # more of the likeliest in two blocks than elsewhere
-    logits[1] = 0.01 * rng.normal(size=size) if flat else logits[1]
-    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    widths, sort = [], mx.sort
-    monkeypatch.setattr(mx, "sort", lambda array, axis: widths.append(array.shape[axis]) or sort(array, axis=axis))
-    kept = np.array(nucleus(mx.array(p.astype(np.float32)), mx.full((6, 1), 0.9)))
-    assert (size in widths) == flat
-    for row, result in zip(p, kept, strict=True):
-        order = np.argsort(-row)
-        expected = set(order[: np.searchsorted(np.cumsum(row[order]), 0.9) + 1])
-        found = set(np.flatnonzero(result))
-        assert len(found ^ expected) <= (1 if len(expected) > CANDIDATES else 0)  # float32 sums of thousands
-        both = list(found & expected)
-        np.testing.assert_allclose(result[both], row[both], rtol=1e-5)
-    assert (np.count_nonzero(kept[1]) > CANDIDATES) == flat
-
-
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.249, 1), (0.2501, 3), (0.7, 3), (1.0, 3)])
-def test_inverse_cdf_never_draws_a_token_without_weight(uniform: float, token: int) -> None:
-    """Weights 1 : 3 on tokens 1 and 3 of six, at the ends of the unit interval too."""
-    weights = mx.array([[0.0, 0.2, 0.0, 0.6, 0.0, 0.0]])
-    assert inverse_cdf(weights, mx.array([uniform])).item() == token
 
 
 # --------------------------------------------------------------------------- score and features
@@ -414,136 +315,6 @@ def test_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None
         create(folder).load(tmp_path)
     with pytest.raises(BackendError, match="cannot read the training state"):
         create(folder).load(tmp_path / "nothing")
-
-
-# -------------------------------------------------------------------------------------- errors
-
-
-def broken(folder: Path, path: Path, **config: Any) -> Path:
-    """A copy of a model with another config."""
-    path.mkdir()
-    (path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    (path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
-    return path
-
-
-def test_models_that_cannot_be_loaded(folder: Path, tmp_path: Path) -> None:
-    """One line each, with the folder and the reason."""
-    garbage, empty = broken(folder, tmp_path / "garbage"), broken(folder, tmp_path / "empty")
-    (garbage / "config.json").write_text("{")
-    (empty / "model.safetensors").unlink()
-    cases = {
-        tmp_path / "nowhere": "does not exist",
-        folder / "config.json": "is a file",
-        garbage: "Expecting",
-        empty: "No safetensors",
-        broken(folder, tmp_path / "unknown", model_type="qwen99"): "qwen99",
-        broken(folder, tmp_path / "code", model_file="evil.py"): "evil.py",
-        broken(folder, tmp_path / "larger", hidden_size=64): "shape",
-    }
-    for path, reason in cases.items():
-        with pytest.raises(BackendError, match=reason) as error:
-            create(path)
-        assert str(path) in str(error.value)
-        assert "\n" not in str(error.value)
-
-
-def write_gemma2(folder: Path, **changes: Any) -> Path:
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "head_dim": 8, "vocab_size": VOCAB}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "query_pre_attn_scalar": 8, "rms_norm_eps": 1e-6}
-    config = {"model_type": "gemma2", "final_logit_softcapping": 0.5, **shape, **heads}
-    save_model(folder, gemma2.Model(gemma2.ModelArgs.from_dict(config)))
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
-
-
-def test_a_model_that_does_more_to_its_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is computed from trunk and matrix would be wrong."""
-    whole = gemma2.Model.__call__
-    monkeypatch.setattr(gemma2.Model, "__call__", lambda *args, **options: 2 * whole(*args, **options))
-    with pytest.raises(BackendError, match="'gemma2' put more than one matrix, a scale and a cap"):
-        create(write_gemma2(tmp_path))
-
-
-def test_a_sliding_window_that_mlx_lm_leaves_out(tmp_path: Path) -> None:
-    """Up to the window the numbers are the model's; beyond it they would be another's, and are refused."""
-    engine = create(write_gemma2(tmp_path, sliding_window=6))
-    prompt = np.array([1, 2])
-    sequences = Sequences((prompt,), np.array([3, 4, 5, 6]), np.array([0, 4]))
-    engine.score(sequences)
-    longer = Sequences((prompt,), np.array([3, 4, 5, 6, 7]), np.array([0, 5]))
-    for call in (
-        lambda: engine.score(longer),
-        lambda: engine.rollout(RolloutRequest((prompt,), Sampling(max_tokens=5, stop_ids=()))),
-    ):
-        with pytest.raises(BackendError, match="7 tokens, but models of type 'gemma2' look back on 6"):
-            call()
-
-
-def test_a_quantised_model_that_is_only_drawn_from(folder: Path, tmp_path: Path) -> None:
-    """It needs no adapters then: what delta eval and delta chat load."""
-    model, config = quantize_model(*load_model(folder), group_size=32, bits=4)
-    save_model(tmp_path, model)
-    save_config(config, tmp_path / "config.json")
-    with pytest.raises(BackendError, match=r"add \[model.lora\]"):
-        create(tmp_path)
-    engine = create(tmp_path, frozen=True)
-    assert engine.trainable == 0
-    prompt = np.array([1, 2, 3])
-    drawn = engine.rollout(RolloutRequest((prompt,), Sampling(max_tokens=4, stop_ids=())))
-    scored = engine.score(Sequences((prompt,), drawn.tokens, drawn.starts)).logprobs
-    np.testing.assert_allclose(drawn.logprobs, scored, atol=1e-4)
-
-
-@pytest.mark.parametrize("what", ["rows", "positions"])
-def test_a_generator_that_does_otherwise_is_found_at_the_start(
-    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What another version of mlx-lm might change: the order of rows, what a cache holds."""
-    prefilled, sample = MlxRollout._prefilled, MlxRollout._sample
-
-    def turned(self: MlxRollout, logprobs: mx.array) -> mx.array:
-        return sample(self, logprobs[::-1])
-
-    def cut(self: MlxRollout) -> Any:
-        for row, last, cache in prefilled(self):
-            for layer in cache:
-                layer.trim(1)
-            yield row, last, cache
-
-    if what == "rows":
-        monkeypatch.setattr(MlxRollout, "_sample", turned)
-    else:
-        monkeypatch.setattr(MlxRollout, "_prefilled", cut)
-    with pytest.raises(BackendError, match=r"nats from those of a plain forward.*install mlx-lm 0\.32\.2"):
-        create(folder)
-
-
-def test_unknown_adapter_targets_are_named(folder: Path) -> None:
-    with pytest.raises(BackendError, match=r"'c_attn'.*choose from down_proj, gate_proj"):
-        create(folder, lora=Lora(targets=("q_proj", "c_attn")))
-
-
-def test_another_version_of_mlx_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "version", lambda name: "0.33.1")
-    with pytest.raises(BackendError, match=r"works with mlx 0\.32\.x and found 0\.33\.1; run: pip install"):
-        package.check_installation()
-
-
-@pytest.mark.parametrize("old", ["0.32.1", "0.32", "0.32.1.dev3"])
-def test_an_mlx_whose_failures_end_the_process(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "version", lambda name: {"mlx": old, "mlx-lm": "0.32.0"}[name])
-    with pytest.raises(BackendError, match=rf"needs mlx 0\.32\.2 or later, .* found {old}; run: pip install"):
-        package.check_installation()
-    monkeypatch.setattr(package, "version", lambda name: {"mlx": "0.32.2", "mlx-lm": "0.32.0"}[name])
-    package.check_installation()
-
-
-def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    with pytest.raises(BackendError, match=r"no Metal device.*--backend cpu"):
-        package.check_installation()
 
 
 @pytest.mark.parametrize(("together", "evaluations"), [(2**26, 1), (3 * 40, 4), (1, 10)])

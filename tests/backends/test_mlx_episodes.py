@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
-from backends.interface import Completions, Proxy, RolloutRequest
+from backends.interface import Completions, Proxy, RolloutRequest, Sequences
 from backends.mlx.backend import MlxEngine
 from backends.mlx.rollout import MlxRollout
 from delta_cli.assets.random_model import write_qwen3
@@ -72,3 +72,19 @@ def test_memory_that_runs_out(folder: Path, fails: int, monkeypatch: pytest.Monk
     assert expected.features is not None
     every = np.eye(len(found.tokens))
     np.testing.assert_allclose(found.features.weighted_sum(every), expected.features.weighted_sum(every), atol=2e-5)
+
+
+@pytest.mark.parametrize("room", [2, 64], ids=["few at a time", "all at once"])
+def test_hybrids_keep_their_states_between_turns(room: int, tmp_path: Path) -> None:
+    """Recurrent states and convolution tails go on after each answer: scoring computes the same from the start."""
+    pytest.importorskip("torch", reason="transformers writes the model")
+    from tests.backends.test_mlx_hybrid import hybrid
+
+    hybrid(tmp_path)
+    engine = create(tmp_path, rollout_batch=room)
+    found = drawn(engine, Script(delay=1))
+    assert found.regions is not None
+    assert (~found.regions.own).sum() > 10
+    prompts = tuple(prompt for prompt in PROMPTS for _ in range(SAMPLING.samples))
+    sequences = Sequences(prompts, found.tokens, found.starts, SAMPLING.temperature, found.regions)
+    np.testing.assert_allclose(found.logprobs, engine.score(sequences).logprobs, rtol=0, atol=2e-5)
