@@ -59,6 +59,7 @@ def recipes() -> str:
         "recipe with every key filled in.\n",
         "A response may have [several rewards](verifier.md#several-rewards): tables `[[reward]]` with the keys of\n"
         "`[reward]`, one after another. A list of them replaces the rewards of the recipe that is extended.\n",
+        "Problems may come from [several sources](tutorial.md#several-sources), each a table `[data.sources.NAME]`.\n",
         "An editor can complete and check recipes with [recipe.schema.json](recipe.schema.json). With Taplo or the\n"
         "VS Code extension Even Better TOML, put this on the first line of a recipe, with the path from the recipe\n"
         "to the schema:\n",

@@ -88,6 +88,8 @@ def load_problems(
     """
     if given is not None:
         kept, report = list(given), LoadReport(len(given), len(given))
+    elif data.sources:
+        return _mixed(data, seed, tokenizer, max_prompt_tokens)
     elif data.source in GENERATED:
         refuse_dataset_keys(data)
         return _generated(data, seed)
@@ -106,6 +108,46 @@ def load_problems(
     count = _held_out(data, len(chosen))
     held_out, problems = (tuple(kept[i] for i in np.sort(part)) for part in (chosen[:count], chosen[count:]))
     return LoadedData(problems, held_out, report)
+
+
+def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt_tokens: int | None) -> LoadedData:
+    """The problems of several sources; a problem that an earlier source has is left out of a later one.
+
+    Ids begin with the name of the source, so that no two problems share one. Held-out problems of all sources are
+    mixed, so that the first ones of them are a fair sample.
+    """
+    problems: list[Problem] = []
+    held_out: list[tuple[float, Problem]] = []
+    reports: list[LoadReport] = []
+    seen: set[str] = set()
+    for name, part in data.parts():
+        loaded = load_problems(part, seed, tokenizer, max_prompt_tokens)
+        train, apart = (_named(each, name, seen) for each in (loaded.problems, loaded.held_out))
+        if not train:
+            raise UserError(f"data.sources.{name}: no problem is left that an earlier source does not have")
+        seen.update(_chat(each.turns, each.question) for each in (*train, *apart))
+        problems += train
+        held_out += [((i + 0.5) / len(apart), each) for i, each in enumerate(apart)]
+        repeated = len(loaded.problems) + len(loaded.held_out) - len(train) - len(apart)
+        kept, duplicated = loaded.report.kept - repeated, loaded.report.duplicated + repeated
+        reports.append(replace(loaded.report, kept=kept, duplicated=duplicated))
+    held_out.sort(key=lambda each: each[0])
+    return LoadedData(tuple(problems), tuple(each for _, each in held_out), _total(reports))
+
+
+def _named(problems: Sequence[Problem], name: str, seen: set[str]) -> list[Problem]:
+    """Problems under the name of their source, without those that were ``seen``."""
+    return [
+        replace(each, id=f"{name}:{each.id}", source=name, kind=f"{name} {each.kind}".strip())
+        for each in problems
+        if _chat(each.turns, each.question) not in seen
+    ]
+
+
+def _total(reports: Sequence[LoadReport]) -> LoadReport:
+    """The sum of the counts, and all rows left out."""
+    counts = {name: sum(getattr(each, name) for each in reports) for name in ("read", "kept", *LEFT_OUT)}
+    return LoadReport(**counts, left_out=tuple(row for each in reports for row in each.left_out))
 
 
 def load_benchmark(source: ProblemSource, count: int | None, seed: int) -> Sequence[Problem]:

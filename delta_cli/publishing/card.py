@@ -43,7 +43,7 @@ def card(run: Path, step: int | None, name: str, quantised: str | None) -> str:
     about = [
         f"# {name}",
         f"`{base}` after {step if step is not None else 'its last'} steps of reinforcement learning with verifiable "
-        f"rewards on `{recipe.data.source}`: method `{recipe.method.preset}`, {trained}. "
+        f"rewards on `{recipe.data.title}`: method `{recipe.method.preset}`, {trained}. "
         f"Made with delta {__version__}.",
         f"Licence of the base: {licence or 'not known to the exporter; look at the base model'}.",
     ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from backends.settings import Section, key
 
 USUAL_TEMPLATES = {"arithmetic": "chat", "word_problems": "two_shot"}  # any other source: paper
+NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class Arithmetic(Section):
@@ -46,9 +51,19 @@ class ProblemSource(Arithmetic):
     )
 
 
+class MixedSource(ProblemSource):
+    """One of several sources of problems."""
+
+    weight: float = key(1.0, "share of the prompts, in proportion to the other weights", gt=0, le=1e6)
+
+
 class DataSection(ProblemSource):
     """The problems that are trained on, and their prompt."""
 
+    sources: dict[str, MixedSource] = key(
+        {},
+        "several sources: tables [data.sources.NAME] with weight, and the keys above that say where problems come from",
+    )
     held_out: float = key(0.05, "share kept for evaluation and never trained on", ge=0, lt=1)
     template: str | None = key(
         None,
@@ -62,5 +77,40 @@ class DataSection(ProblemSource):
 
     @property
     def prompt_template(self) -> str:
-        """The prompt template, or the source's usual one if the recipe names none."""
-        return self.template or USUAL_TEMPLATES.get(self.source, "paper")
+        """The prompt template, or the usual one of all sources if the recipe names none."""
+        usual = {USUAL_TEMPLATES.get(each.source, "paper") for each in (self.sources.values() or (self,))}
+        return self.template or (usual.pop() if len(usual) == 1 else "paper")
+
+    @property
+    def title(self) -> str:
+        """What the problems are called in messages: the source, or the names of several."""
+        return " + ".join(self.sources) or self.source
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each of several sources, by its name; empty if there is one source."""
+        return {name: source.weight for name, source in self.sources.items()}
+
+    def parts(self) -> Sequence[tuple[str, DataSection]]:
+        """Each of several sources as a section of its own."""
+        shared = {
+            name: getattr(self, name) for name in DataSection.model_fields if name not in MixedSource.model_fields
+        }
+        return [
+            (name, DataSection(**(shared | {"sources": {}} | source.model_dump(exclude={"weight"}))))
+            for name, source in self.sources.items()
+        ]
+
+    @model_validator(mode="after")
+    def _one_source_or_several(self) -> Self:
+        for name in self.sources:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"data.sources.{name}: use small letters, digits and _ in the name of a source")
+        for name, field in ProblemSource.model_fields.items():
+            if self.sources and (value := getattr(self, name)) != field.default:
+                first = next(iter(self.sources))
+                raise ValueError(
+                    f"data.{name} = {value!r} is for a single source; write it in the tables of the sources, such as "
+                    f"[data.sources.{first}]"
+                )
+        return self

@@ -53,12 +53,18 @@ def to_toml(recipe: Recipe) -> str:
 def _write_section(section: BaseModel, name: str, lines: list[str]) -> None:
     values = dict(section)
     tables = {key: _tables(value) for key, value in values.items() if _tables(value)}
-    plain = {key: value for key, value in values.items() if key not in tables}
+    by_name = {key: value for key, value in values.items() if isinstance(value, dict)}
+    plain = {key: value for key, value in values.items() if key not in tables and key not in by_name}
     lines += [f"{key} = {toml_value(value)}" for key, value in plain.items() if value is not None]
     for key, sections in tables.items():
         dotted = f"{name}.{key}" if name else key
         for table in sections:
             lines += ["", f"[{dotted}]" if isinstance(values[key], BaseModel) else f"[[{dotted}]]"]
+            _write_section(table, dotted, lines)
+    for key, named in by_name.items():
+        for title, table in named.items():
+            dotted = f"{name}.{key}.{title}"
+            lines += ["", f"[{dotted}]"]
             _write_section(table, dotted, lines)
 
 
@@ -71,6 +77,10 @@ def toml_value(value: Any) -> str:
     """A value in TOML syntax."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, BaseModel):
+        return toml_value(value.model_dump(exclude_defaults=True))
     if isinstance(value, float):
         return repr(value)
     # TOML's strings have the escapes of JSON's. Direction marks and control characters are escaped too, to be seen.
@@ -113,5 +123,7 @@ def _type_names(annotation: Any) -> tuple[str, list[str]]:
         return "choice", [str(choice) for choice in get_args(annotation)]
     if get_origin(annotation) is tuple:
         return ("list of numbers" if float in get_args(annotation) else "list of text"), []
+    if get_origin(annotation) is dict:
+        return "tables by name", []
     names = {int: "whole number", float: "number", bool: "true or false", str: "text"}
     return names.get(annotation, str(annotation)), []

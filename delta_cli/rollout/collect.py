@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.interface import BackendError, Learner, Proxy, PublishedWeights, Sampling
-from delta_cli.data import prompt_order
 from delta_cli.data.problem import Problem
+from delta_cli.data.prompt_order import PromptOrder
 from delta_cli.errors import StopRequested, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.models import RolloutSection
@@ -59,6 +59,7 @@ class BatchCollector:
     ) -> None:
         self._proxy = proxy  # of the features that the sampler should keep
         self._recipe, self._learner, self._worker, self._problems = recipe, learner, worker, problems
+        self._order = PromptOrder(problems, recipe.run.seed, recipe.data.weights)
         self._observer, self._interrupt, self._check_stop = observer, interrupt, check_stop
         self.most_ahead = recipe.engine.async_steps
         self._drawing = ThreadPoolExecutor(1, "async rollout") if self.most_ahead else None
@@ -226,7 +227,7 @@ class BatchCollector:
         """Sample responses to one batch of prompts, the one after ``draws`` + ``attempt`` others."""
         rollout, seed = self._recipe.rollout, self._recipe.run.seed
         with clock.phase("rollout"):
-            problems = prompt_order.batch(self._problems, draws + attempt, rollout.prompts, seed)
+            problems = self._order.batch(draws + attempt, rollout.prompts)
             sampling_seed = derive(seed, step, f"rollout {attempt}")
             return sample_batch(self._worker, problems, rollout, sampling_seed, observer, interrupt, self._proxy)
 

@@ -20,7 +20,11 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "step": Metric("steps", "steps done, this one included"),
     "reward_mean": Metric("reward", "mean reward of the batch's responses", "rises"),
-    "accuracy": Metric("share", "responses that the verifier called correct, of several all of them", "rises"),
+    "accuracy": Metric(
+        "share",
+        "responses that the verifier called correct, of several all of them; accuracy_NAME: of one of several sources",
+        "rises",
+    ),
     "reward_failures": Metric(
         "responses", "with a verification that was killed or failed; the reward of that one is 0", "0"
     ),

@@ -246,7 +246,7 @@ def _described(study: Study, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
             remarks.append(f"{arm.name} is the same run as {earlier[0]}")
     if not study.scale:
         return {"remarks": tuple(remarks)}
-    ran = {f"{each.model.path} on {each.data.source}, {each.run.steps} steps" for each in recipes.values()}
+    ran = {f"{each.model.path} on {each.data.title}, {each.run.steps} steps" for each in recipes.values()}
     measured = f", measured on the suite {study.suite().name}" if study.measure is not None else ""
     question = f"{study.name}: {'; '.join(sorted(ran))}{measured}. A test of the protocol, not of the methods."
     return {"remarks": tuple(remarks), "question": question}

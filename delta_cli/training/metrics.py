@@ -31,6 +31,7 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         "reward_mean": mean(batch.rewards[counted]),
         **{f"reward_{name}": mean(rewards[counted]) for name, rewards in batch.each_reward.items()},
         "accuracy": mean(batch.correct[counted]),
+        **_accuracy_by_source(batch, counted),
         "reward_failures": sum(verdict.failure is not None for verdict in graded),
         "zero_variance_groups": 1 - len(batch.mixed_groups) / len(batch.problems),
         "prompts_drawn": drawn,
@@ -40,6 +41,13 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         "truncated": float(batch.truncated.mean()),
         "tokens": int(lengths.sum()),
     }
+
+
+def _accuracy_by_source(batch: RolloutBatch, counted: NDArray[np.bool_]) -> dict[str, float | None]:
+    """The accuracy on the problems of each source, if the batch has problems of several."""
+    sources = np.repeat([problem.source for problem in batch.problems], batch.samples)
+    names = sorted(set(sources.tolist()))
+    return {f"accuracy_{name}": mean(batch.correct[counted & (sources == name)]) for name in names if len(names) > 1}
 
 
 def mean(values: NDArray[Any]) -> float | None:

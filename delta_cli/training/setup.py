@@ -68,7 +68,7 @@ def open_trainer(
         grader = stack.enter_context(make_grader(recipe, run_dir / "judge" / f"verdicts-{ranks.rank}.jsonl"))
         check_functions(grader, data.problems[0])
         if data.report.kept < data.report.read:
-            observer.notice(Notice("rows_left_out", f"{recipe.data.source}: {data.report}"))
+            observer.notice(Notice("rows_left_out", f"{recipe.data.title}: {data.report}"))
         for line in gold_notices(data, grader):
             observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir) if ranks.rank == 0 else ReadOnlyRunFolder(run_dir)
@@ -226,7 +226,7 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
         return []
     if not data.held_out:
         raise UserError(
-            f"data.source: {recipe.data.source}: no problem is held out to evaluate on ({data.report}); raise "
+            f"data.source: {recipe.data.title}: no problem is held out to evaluate on ({data.report}); raise "
             "data.held_out, or set evaluation.suite"
         )
     return [Benchmark("held_out", data.held_out[: recipe.evaluation.problems])]

@@ -330,7 +330,7 @@ class Trainer:
         state: checkpoint.State = from_first(self.ranks, checkpoint.read_state(found) if self.ranks.rank == 0 else None)
         if state.data != self.state.data:
             raise UserError(
-                f"{found}: the problems of {self.recipe.data.source} are not the ones this run started with; restore "
+                f"{found}: the problems of {self.recipe.data.title} are not the ones this run started with; restore "
                 "the data, or start a new run"
             )
         if changed := changes(state.inputs, self.inputs):

@@ -160,7 +160,9 @@ def test_recipe_keys_exist(document: Path) -> None:
         named += [value.partition("=")[0] for value in re.findall(r"--set[ =](\S+)", command)]
     theirs = {alias.theirs for aliases in TRAINERS.values() for alias in aliases}
     for name in set(named) - (theirs if document.name == "coming_from.md" else set()):
-        assert any(key == name or key.startswith(f"{name}.") for key in KEYS), f"{document.name}: no key {name}"
+        of_a_table = name.startswith("data.sources.")  # a name that the reader chooses follows
+        known = any(key == name or key.startswith(f"{name}.") for key in KEYS)
+        assert known or of_a_table, f"{document.name}: no key {name}"
 
 
 def keys_in(text: str) -> list[str]:

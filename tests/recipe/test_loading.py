@@ -184,6 +184,15 @@ def test_any_text_survives_the_way_through_toml(text: str) -> None:
 
 def test_types_of_keys_are_words() -> None:
     """Not Python's own notation, whatever annotation a key has."""
-    words = {"whole number", "number", "text", "choice", "true or false", "list of text", "list of numbers"}
+    words = {
+        "whole number",
+        "number",
+        "text",
+        "choice",
+        "true or false",
+        "list of text",
+        "list of numbers",
+        "tables by name",
+    }
     for key in key_reference():
         assert set(key.type.replace("true or false", "flag").split(" or ")) <= words - {"true or false"} | {"flag"}, key

@@ -166,6 +166,7 @@ OF_ROWS = (
 )  # generated data has no rows
 ALONE = {
     "data.source",
+    "data.sources",  # tests/data/test_several_sources.py
     *(f"data.{name}" for name in OF_ROWS),
     "rollout.max_prompt_tokens",
     "rollout.dynamic_sampling",
