@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from backends.interface import Sequences, starts_of
+from backends.regions import ResponseRegions
 from delta_cli.data.problem import Problem
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
+from delta_cli.rollout.episodes import Episode
 
 RECORDS, ARRAYS = "unused_batches.json", "unused_batches.npz"
 
@@ -21,17 +23,15 @@ RECORDS, ARRAYS = "unused_batches.json", "unused_batches.npz"
 def save(folder: Path, batches: Sequence[RolloutBatch], problems: Sequence[Problem], version: int) -> None:
     """Write batches into ``folder``; ``version`` is that of the learner's weights.
 
-    Problems are named by their places in ``problems``. Episodes of several turns are not written, and nothing after
-    the first batch that has any: a resumed run draws them again.
+    Problems are named by their places in ``problems``.
     """
     places = {id(problem): place for place, problem in enumerate(problems)}
     records: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     for number, batch in enumerate(batches):
-        if batch.sequences.regions is not None:
-            break
         sequences = batch.sequences
-        prompts = sequences.prompts[:: batch.samples]
+        prompts = {prompt.tobytes(): prompt for prompt in sequences.prompts}
+        numbers = {key: place for place, key in enumerate(prompts)}
         records.append(
             {
                 "problems": [places[id(problem)] for problem in batch.problems],
@@ -40,7 +40,10 @@ def save(folder: Path, batches: Sequence[RolloutBatch], problems: Sequence[Probl
                 "temperature": sequences.temperature,
                 "staleness": version - batch.version,
                 "draws": batch.draws,
-                "prompts": [prompt.tolist() for prompt in prompts],
+                "prompts": [prompt.tolist() for prompt in prompts.values()],
+                "prompt_of_response": [numbers[prompt.tobytes()] for prompt in sequences.prompts],
+                "episodes": None if batch.episodes is None else [asdict(episode) for episode in batch.episodes],
+                "environment_wait": batch.environment_wait,
             }
         )
         arrays |= {
@@ -51,6 +54,8 @@ def save(folder: Path, batches: Sequence[RolloutBatch], problems: Sequence[Probl
         }
         if batch.engine_entropies is not None:
             arrays[f"{number} entropies"] = batch.engine_entropies
+        if (regions := sequences.regions) is not None:
+            arrays |= {f"{number} region {name}": value for name, value in vars(regions).items()}
     (folder / RECORDS).write_text(json.dumps(records) + "\n", encoding="utf-8")
     np.savez(folder / ARRAYS, **arrays)
 
@@ -68,13 +73,18 @@ def _batch(number: int, record: dict[str, Any], arrays: Any, problems: Sequence[
     verdicts = tuple(Verdict(**verdict) for verdict in record["verdicts"])
     samples = len(verdicts) // len(record["problems"])
     prompts = [np.array(prompt, np.int64) for prompt in record["prompts"]]
+    # A file that does not say has a prompt for each problem, and no episodes.
+    places = record.get("prompt_of_response", [row // samples for row in range(len(verdicts))])
+    parts = {name: arrays.get(f"{number} region {name}") for name in ("ids", "own", "starts")}
+    episodes = record.get("episodes")
     return RolloutBatch(
         problems=tuple(problems[place] for place in record["problems"]),
         sequences=Sequences(
-            prompts=tuple(prompt for prompt in prompts for _ in range(samples)),
+            prompts=tuple(prompts[place] for place in places),
             tokens=arrays[f"{number} tokens"],
             starts=starts_of(arrays[f"{number} lengths"]),
             temperature=record["temperature"],
+            regions=None if parts["ids"] is None else ResponseRegions(**parts),
         ),
         texts=tuple(record["texts"]),
         verdicts=verdicts,
@@ -83,4 +93,6 @@ def _batch(number: int, record: dict[str, Any], arrays: Any, problems: Sequence[
         version=version - record["staleness"],
         engine_entropies=arrays.get(f"{number} entropies"),
         draws=record["draws"],
+        episodes=None if episodes is None else tuple(Episode(**episode) for episode in episodes),
+        environment_wait=record.get("environment_wait", 0.0),
     )

@@ -191,12 +191,13 @@ def test_the_driver_begins_an_episode_again(tmp_path: Path) -> None:
         driver.close(now=True)
 
 
-def test_a_run_of_the_calculator_with_vllm(tmp_path: Path) -> None:
-    """It records what a local run records, and a resumed run is the run that was not interrupted."""
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_of_the_calculator_with_vllm(tmp_path: Path, ahead: int) -> None:
+    """It records what a local run records, and a resumed run trains on the episodes that were drawn before."""
     folders = [tmp_path / name for name in ("whole", "halves")]
     records = []
     with serving(Path(model_path("tiny-base"))) as (_, url):
-        changes = {**CALCULATOR, "engine.kind": "vllm", "engine.url": [url]}
+        changes = {**CALCULATOR, "engine.kind": "vllm", "engine.url": [url], "engine.async_steps": ahead}
         for folder, stops in zip(folders, ((2,), (1, 2)), strict=True):
             for number, steps in enumerate(stops):
                 keys = changes | {"run.steps": steps}
@@ -212,6 +213,10 @@ def test_a_run_of_the_calculator_with_vllm(tmp_path: Path) -> None:
             assert response.own is not None
             np.testing.assert_array_equal(response.region[response.own], response.tokens)
             assert len(response.coefficients) == len(response.tokens)
+    halves = RecordedRun(folders[1])
+    for step in run.steps:
+        pairs = zip(run.responses(step), halves.responses(step), strict=True)
+        assert all(np.array_equal(one.whole_region[0], other.whole_region[0]) for one, other in pairs)
     for one, other in zip(*records, strict=True):
         assert one["observation_tokens"] == other["observation_tokens"] > 0
         assert one["episode_turns_mean"] == other["episode_turns_mean"] > 1
