@@ -404,7 +404,7 @@ def test_a_slow_model_is_looked_at_for_so_long_and_no_longer() -> None:
 
 
 def test_nothing_right_at_the_limit_may_be_a_stop_that_is_missing() -> None:
-    short = ["data.limit=60", "rollout.max_tokens=2", "update.micro_batch_tokens=64"]
+    short = ["data.limit=60", "rollout.max_tokens=2", "update.micro_batch_tokens=64", "rollout.max_prompt_tokens=32"]
     found = {each.subject: each for each in examine(load_recipe(None, short), "fake", True)}
     assert "rollout.stop" in found["length"].text
     stopped = load_recipe(None, [*short, 'rollout.stop=["\\n\\n"]'])

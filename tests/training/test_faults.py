@@ -24,6 +24,7 @@ from delta_cli.recipe import to_toml
 from delta_cli.runs import checkpoint
 from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.training.trainer import NONFINITE_STEPS, Trainer
+from tests.command import delta
 from tests.harness import assert_same, lines, make_recipe, train
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +91,10 @@ def test_the_second_signal_stops_at_once(model: Path, tmp_path: Path) -> None:
 
 def test_two_processes_on_one_folder(model: Path, tmp_path: Path) -> None:
     with running(tmp_path / "run", make_recipe(model, run__steps=2000, evaluation__every=0)) as process:
-        command = [*DELTA, "train", "--resume", "--run-dir", str(tmp_path / "run"), "--backend", "fake", "--quiet"]
-        second = subprocess.run(command, capture_output=True, text=True)
-        assert second.returncode == 2
-        assert second.stderr.count("\n") == 1
-        assert "another process is training in this folder" in second.stderr
+        second = delta("train", "--resume", "--run-dir", tmp_path / "run", "--backend", "fake", "--quiet")
+        assert second.code == 2
+        assert second.err.count("\n") == 1
+        assert "another process is training in this folder" in second.err
         assert process.poll() is None
 
 

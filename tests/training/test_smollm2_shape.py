@@ -85,7 +85,8 @@ def first_batch(run: Path) -> list[tuple[float, list[int]]]:
     return [(row["reward"], row["tokens"]) for row in read_lines(RunFolder(run).rollout_file(1))]
 
 
-@pytest.mark.parametrize("lora", [pytest.param({}, id="whole"), pytest.param(LORA, id="lora", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lora", [pytest.param({}, id="whole"), pytest.param(LORA, id="lora")])
 def test_mlx_draws_the_rewards_of_torch_and_both_learn(folder: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
     """Adapters change nothing at first, so they give the same rewards."""
     records = {}

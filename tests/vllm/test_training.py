@@ -44,7 +44,7 @@ def first_reward_and_last(folder: Path) -> tuple[float, float]:
     return rewards[0], float(np.mean(rewards[-2:]))
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_run_learns(model: Path, tmp_path: Path, ahead: int) -> None:
     """As many steps as the local engine takes; with ahead = 1 each batch is older by the updates of one step."""
     with serving(model) as (server, url):

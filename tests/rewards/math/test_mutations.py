@@ -6,6 +6,8 @@ import importlib.util
 import time
 from pathlib import Path
 
+import pytest
+
 from delta_cli.rewards import math_reward
 
 HERE = Path(__file__).parent
@@ -28,18 +30,21 @@ def test_every_gold_is_an_answer_to_itself() -> None:
     assert [gold for gold in GOLDS if math_reward(rf"\boxed{{{gold}}}", gold) != 1.0] == []
 
 
-def test_no_edit_is_accepted_but_those_listed() -> None:
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.long)])
+def test_no_edit_is_accepted_but_those_listed(every: int) -> None:
+    """Of every tenth gold answer, and of all."""
+    golds = GOLDS[::every]
     lines = (HERE / "accepted_mutations.txt").read_text(encoding="utf-8").splitlines()
-    listed = {tuple(line.split("\t")[1:]) for line in lines}
+    listed = {each for each in (tuple(line.split("\t")[1:]) for line in lines) if each[0] in golds}
     accepted, edits, slowest = set(), 0, 0.0
-    for gold in GOLDS:
+    for gold in golds:
         for _, text in mutations.mutations(gold):
             edits += 1
             started = time.process_time()
             if math_reward(rf"\boxed{{{text}}}", gold) == 1.0:
                 accepted.add((gold, text))
             slowest = max(slowest, time.process_time() - started)
-    assert edits >= 10_000
+    assert edits >= 10_000 // every
     assert accepted - listed == set()
     assert listed - accepted == set()
     assert slowest < 1.0
