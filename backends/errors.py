@@ -54,11 +54,6 @@ def out_of_step(tokens: int) -> BackendError:
     )
 
 
-def no_turns(name: str, instead: str) -> BackendError:
-    """The error for a sampler that cannot draw episodes of several turns."""
-    return BackendError(f"[environment]: {name} does not draw episodes of several turns; {instead}")
-
-
 def outdated_features() -> RuntimeError:
     """The error for features that would have to be recomputed from weights that are gone: a mistake of the caller."""
     return RuntimeError(

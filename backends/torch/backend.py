@@ -14,7 +14,6 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, packed_batches, response_chunks
 from backends.collective import SOLO
-from backends.errors import no_turns
 from backends.interface import (
     BackendError,
     Collective,
@@ -135,10 +134,6 @@ class TorchEngine(LocalEngine):
     # ------------------------------------------------------------------------------- generating
 
     def _rollout(self, request: RolloutRequest, on_finished: OnFinished | None) -> Completions:
-        if request.turns is not None and self._policy.carries_state is not None:
-            raise no_turns(  # a response that waits for an answer is computed on, which would change its states
-                f"the {self.name} backend with recurrent layers", "choose a transformer, or --backend mlx"
-            )
         with self._parallel.gathered(self._policy):
             return self._draw(request, on_finished)
 
@@ -181,7 +176,12 @@ class TorchEngine(LocalEngine):
         memory, row = self.settings.memory, self._policy.head_weight.shape[1] * self._policy.dtype.itemsize
         features = min(memory.feature_bytes, len(request) * request.sampling.max_tokens * row) if request.proxy else 0
         return CacheBudget(
-            self.settings.rollout_batch, self._cache_tokens, self._paged, self.recovery.tokens, reserved=features
+            self.settings.rollout_batch,
+            self._cache_tokens,
+            self._paged,
+            self.recovery.tokens,
+            reserved=features,
+            states=1 if request.turns is None else 2,
         )
 
     def _collector(self, request: RolloutRequest) -> TorchFeatureCollector:

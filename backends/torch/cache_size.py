@@ -28,6 +28,7 @@ class CacheBudget:
     paged: bool = False  # whether attention can read pages
     prefill_tokens: int = 0  # of one forward pass beside the cache
     reserved: int = 0  # bytes of the GPU's memory that something else will need
+    states: int = 1  # copies of each response's recurrent states; episodes keep another while an environment works
 
     def halve(self, cache: KeyValueCache, longest: int) -> bool:
         """Hold half of what ``cache`` can hold from now on, because memory ran out; False if that is one response."""
@@ -77,5 +78,5 @@ def _free_tokens(policy: TorchPolicy, budget: CacheBudget, slots: int) -> int:
     config, each = policy.config, key_value_bytes(policy)
     inside = PREFILL_NUMBERS[0] * config.hidden_size + PREFILL_NUMBERS[1] * getattr(config, "intermediate_size", 0)
     prefill = budget.prefill_tokens * (inside * policy.dtype.itemsize + each)
-    states = slots * state_bytes(policy)
+    states = slots * budget.states * state_bytes(policy)
     return max(PAGE, int(free - SPARE * total - prefill - states - budget.reserved) // each)

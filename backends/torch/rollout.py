@@ -19,6 +19,7 @@ from backends.torch.features import DrawnFeatures, TorchFeatureCollector
 from backends.torch.memory import on_device, out_of_memory
 from backends.torch.model import TorchPolicy
 from backends.torch.prefill import prefill
+from backends.torch.recurrent import CarriedState
 from backends.torch.sampling import TokenDrawer
 
 # Tokens drawn between two checks for finished responses. On CUDA each check waits for the device, and a few
@@ -39,7 +40,8 @@ class TorchRollout:
 
     In an episode, a response whose turn has ended is parked: it stays in its row of the cache until its environment
     answers, and only the answer is computed then. What is drawn for its row meanwhile is dropped, and its keys and
-    values are overwritten.
+    values are overwritten. Recurrent layers cannot undo that, so the row's states are copied when it is parked; they
+    must not have passed the end of the turn by then.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class TorchRollout:
         self._proxy, self._collector = request.proxy, collector
         self._on_finished = on_finished
         self._prefill_tokens = prefill_tokens
-        self._every = CHECK_EVERY[policy.device.type]
+        exact_states = request.turns is not None and policy.carries_state is not None
+        self._every = 1 if exact_states else CHECK_EVERY[policy.device.type]
         self._budget = budget  # shrinks if memory runs out
 
         count = len(request)
@@ -99,6 +102,7 @@ class TorchRollout:
         self._decoder = Decoder(self._policy, self._cache, self.graphs)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
+        self._states: dict[int, dict[int, CarriedState]] = {}  # of recurrent layers, by parked response and layer
         self._noise = np.empty((self._cache.slots, self._sampling.max_tokens + self._every))  # of each row's response
         # [n, H] hidden states that predict the next tokens
         self._hidden = self._policy.head_weight.new_empty(0, self._policy.head_weight.shape[1])
@@ -188,6 +192,7 @@ class TorchRollout:
         over = [row for row, ids in answers.items() if ids is None]
         more = {row: ids for row, ids in answers.items() if ids is not None}
         self._parked[[*answers]] = False
+        states = {row: self._states.pop(row, {}) for row in answers}
         self._finished += over
         for row, ids in more.items():
             first, last = int(self._drawn[row]), int(self._drawn[row]) + len(ids)
@@ -202,6 +207,8 @@ class TorchRollout:
         slots = np.flatnonzero(np.isin(self._row, list(more)))
         if len(slots):
             rows = self._row[slots]
+            for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+                self._cache.restore(slot, states[row])
             chunks = [self._tokens[row, self._turn[row] - len(more[row]) - 1 : self._turn[row] - 1] for row in rows]
             self._append(slots, chunks)
             self._cache.grow(self._length + 1)  # for the last token of the answer, which the next forward appends
@@ -262,7 +269,8 @@ class TorchRollout:
             else:
                 finished[going] = full & ~ended
                 self._parked[rows[ended]] = True
-                for row in rows[ended].tolist():
+                for slot, row in zip(np.flatnonzero(going)[ended].tolist(), rows[ended].tolist(), strict=True):
+                    self._states[row] = self._cache.states_of(slot)
                     self._turns.turn_ended(row, self._tokens[row, : self._drawn[row]].copy())
         return finished
 

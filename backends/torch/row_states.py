@@ -61,6 +61,16 @@ class RowStates:
                 there, here = (on_device(rows, store.device) for rows in (targets, order[targets]))
                 store[there] = store[here]
 
+    def states_of(self, row: int) -> dict[int, CarriedState]:
+        """Copies of the present states of one row, by layer."""
+        return {layer: state.map(lambda part: part[row : row + 1].clone()) for layer, state in self._states.items()}
+
+    def restore(self, row: int, states: Mapping[int, CarriedState]) -> None:
+        """Put states that :meth:`states_of` returned into a row."""
+        for layer, state in states.items():
+            for store, part in self._states[layer].pairs(state):
+                store[row : row + 1] = part
+
     def _open_states(self, rows: int | Tensor) -> None:
         """Prepare a pass over the first ``rows``, or over rows by index."""
         self._state_rows, self._copies = rows, {}

@@ -170,7 +170,13 @@ def _moments(update: UpdateSection, own: int, some: str, smaller: str) -> Memory
 
 def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes of a token's keys and values in all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * _width(recipe)
+    layers = shape.layers if shape.attention_layers is None else shape.attention_layers
+    return 2 * layers * shape.kv_heads * shape.head_dim * _width(recipe)
+
+
+def state_bytes(recipe: Recipe, shape: ModelShape) -> int:
+    """Bytes of the recurrent states and convolutions' last inputs of a response."""
+    return FLOAT * shape.states + _width(recipe) * shape.tails
 
 
 def pooled(recipe: Recipe, shape: ModelShape, items: list[MemoryItem], room: int) -> list[MemoryItem]:
@@ -229,15 +235,23 @@ def _rollout(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list[
             f"{together} tokens × {inside / 1024:.0f} KiB inside one layer, "
             f"keys and values of {entering} × {per_token / 1024:.0f} KiB"
         )
-        return [
+        found = [
             MemoryItem("KV cache", rows * length * per_token, "rollout", how, "rollout.batch or rollout.max_tokens"),
             MemoryItem("prefill", prefill, "rollout", prefill_how, "rollout.max_prompt_tokens"),
             MemoryItem(
                 "rollout logits", logits, "rollout", f"{rows} × {shape.vocabulary} × 3 float32", "rollout.batch"
             ),
         ]
+        return [*found, *_states(recipe, shape, rows)]
 
     return max((items(*use) for use in uses), key=lambda found: sum(item.bytes for item in found))
+
+
+def _states(recipe: Recipe, shape: ModelShape, rows: int) -> list[MemoryItem]:
+    """Recurrent states, which a response keeps at any length; twice while an environment may be at work."""
+    each, copies = state_bytes(recipe, shape), 2 if recipe.environment.kind else 1
+    how = f"{rows} responses × {each / 1024:,.0f} KiB" + (" × 2 for parked episodes" if copies == 2 else "")
+    return [MemoryItem("recurrent states", rows * copies * each, "rollout", how, "rollout.batch")] if each else []
 
 
 def _inside(recipe: Recipe, shape: ModelShape) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from delta_cli.assets import config_file
+from delta_cli.doctor.recurrent_state import recurrent_state
 from delta_cli.errors import UserError
 
 
@@ -23,6 +24,9 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     tied: bool = False
+    attention_layers: int | None = None  # those with keys and values; None: all
+    states: int = 0  # float32 numbers in the recurrent states of one response, in all layers
+    tails: int = 0  # numbers in the last inputs of its short convolutions, which have the model's dtype
 
     @property
     def layer_matrices(self) -> int:
@@ -91,6 +95,7 @@ def shape_of(model: str) -> tuple[ModelShape, dict[str, Any]]:
 def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+        config = config["text_config"] if "text_config" in config else config  # noqa: SIM401 (it may be a list)
         heads = config["num_attention_heads"]
         shape = ModelShape(
             hidden=config["hidden_size"],
@@ -101,6 +106,7 @@ def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
             intermediate=config["intermediate_size"],
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
+            **recurrent_state(config),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the config of a language model ({type(error).__name__}: {error})") from None

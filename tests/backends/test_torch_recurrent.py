@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from backends.batching import pack
-from backends.interface import BackendError, RolloutRequest, Sampling, Sequences
+from backends.interface import RolloutRequest, Sampling, Sequences
 from backends.settings import BackendSettings
+from backends.torch import backend as torch_backend
+from backends.torch import rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import KeyValueCache, PagedCache, SlotCache
 from backends.torch.cuda_graphs import GraphRunner
@@ -20,6 +23,7 @@ from backends.torch.decoder import Decoder
 from backends.torch.prefill import prefill
 from backends.torch.recurrent import StateLayout
 from tests.conformance.objectives import Linear
+from tests.conformance.test_episodes import Script
 from tests.device import DEVICE
 from tests.families.families import FAMILIES, VOCAB, build
 
@@ -94,13 +98,40 @@ def test_drawing_equals_scoring(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_episodes_are_refused(tmp_path: Path) -> None:
-    """A response that waits for an answer is computed on, which would change its states."""
-    build(family("lfm2"), tmp_path)
-    engine = TorchEngine(BackendSettings.of(str(tmp_path)), DEVICE)
-    turns: Any = object()
-    with pytest.raises(BackendError, match="several turns; choose a transformer"):
-        engine.rollout(RolloutRequest(three_prompts().prompts[:1], Sampling(max_tokens=2, stop_ids=()), turns=turns))
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize("kind", CASES)
+def test_episodes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities across turns equal scoring; late answers and preempted rows change no token.
+
+    Rows are parked while others are drawn, which changes the states of their rows. In pages they also leave the cache.
+    """
+    build(replace(family(kind), config=family(kind).config | {"initializer_range": 0.1}), tmp_path)
+    prompts = three_prompts().prompts[0], three_prompts().prompts[3]
+    sampling = Sampling(max_tokens=20, stop_ids=tuple(range(2, 12)), samples=4, seed=1)
+    rollouts, run = list[rollout.TorchRollout](), rollout.TorchRollout.run
+    monkeypatch.setattr(rollout.TorchRollout, "run", lambda self: (rollouts.append(self), run(self))[1])
+    monkeypatch.setattr(rollout, "GROWTH", 0)
+    found = []
+    for delay, slots, pool in ((0, 8, None), (3, 3, None), (2, 8, 52)):
+        monkeypatch.setitem(torch_backend.PAGED, DEVICE, pool is not None)
+        engine = TorchEngine(BackendSettings.of(str(tmp_path), rollout_batch=slots), DEVICE)
+        engine._cache_tokens = pool or engine._cache_tokens
+        script = Script(delay, turns=4, limit=sampling.max_tokens)
+        drawn = engine.rollout(RolloutRequest(prompts, sampling, turns=script))
+        found.append(drawn)
+    assert max(map(len, script.ended.values())) > 2
+    assert rollouts[-1].preemptions > 0
+    first, *others = found
+    assert first.regions is not None
+    assert not first.regions.own.all()
+    for other in others:
+        assert other.regions is not None
+        np.testing.assert_array_equal(other.regions.ids, first.regions.ids)
+        np.testing.assert_array_equal(other.regions.own, first.regions.own)
+    repeated = tuple(prompt for prompt in prompts for _ in range(4))
+    scored = engine.score(Sequences(repeated, first.tokens, first.starts, regions=first.regions)).logprobs
+    for drawn in found:
+        np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
