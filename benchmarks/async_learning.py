@@ -2,16 +2,17 @@
 
     python benchmarks/async_learning.py --out benchmarks/results/async_learning.json
 
-Twenty steps at learning rate 1e-3 from the base that ships with the package, for each seed and arm: on-policy, and one,
-two and four steps ahead with several corrections. The sampler is a second copy of the model in this process that loads
-published weights as a vLLM server does, so nothing else has to be installed. Runs finish in any order of machines: each
-is written to the file when it ends, and the same command continues with those that are missing.
+Twenty steps from the base that ships with the package, for each seed and arm: on-policy at learning rate 1e-3, and one,
+two and four steps ahead, with that rate and with one that is divided by the square root of 1 + steps ahead. The sampler
+is a second copy of the model in this process that loads published weights as a vLLM server does, so nothing else has to
+be installed. Each run is written to the file when it ends, and the same command continues with the missing ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import tempfile
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from common import show, write
@@ -32,7 +33,7 @@ from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.observer import Observer
 from delta_cli.training.setup import open_trainer
 
-KEYS = {
+KEYS: dict[str, Any] = {
     "update.learning_rate": 1e-3,
     "update.mini_batches": 2,
     "run.steps": 20,
@@ -41,15 +42,32 @@ KEYS = {
     "checkpoint.every": 20,
     "checkpoint.rollouts_every": 0,
 }
-ARMS: dict[str, tuple[int, str]] = {  # steps ahead, correction
-    "on-policy": (0, "none"),
-    "1 ahead, bypass_ppo_clip": (1, "bypass_ppo_clip"),
-    "2 ahead, bypass_ppo_clip": (2, "bypass_ppo_clip"),
-    "4 ahead, bypass_ppo_clip": (4, "bypass_ppo_clip"),
-    "1 ahead, decoupled_token_is": (1, "decoupled_token_is"),
-    "2 ahead, decoupled_token_is": (2, "decoupled_token_is"),
-    "4 ahead, decoupled_token_is": (4, "decoupled_token_is"),
+
+
+class Arm(NamedTuple):
+    """How far ahead batches are drawn, what corrects for it, and whether the learning rate allows for it."""
+
+    ahead: int
+    correction: str
+    slower: bool  # the learning rate is divided by the square root of 1 + steps ahead
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, to two digits."""
+        fast = float(KEYS["update.learning_rate"])
+        return float(f"{fast / math.sqrt(1 + self.ahead):.1e}") if self.slower else fast
+
+
+ARMS = {
+    "on-policy": Arm(0, "none", slower=False),
+    "1 ahead, slower": Arm(1, "decoupled_seq_is", slower=True),
+    "2 ahead, slower": Arm(2, "decoupled_seq_is", slower=True),
+    "4 ahead, slower": Arm(4, "decoupled_seq_is", slower=True),
+    "1 ahead": Arm(1, "decoupled_seq_is", slower=False),
+    "2 ahead": Arm(2, "decoupled_seq_is", slower=False),
+    "2 ahead, by token": Arm(2, "decoupled_token_is", slower=False),
 }
+MEDIANS = ("staleness", "engine_gap_p99", "ess_token", "ess_sequence", "clip_fraction", "learning_rate", "seconds")
 
 
 class InProcessSampler:
@@ -80,12 +98,12 @@ class InProcessSampler:
             self._engine.close()
 
 
-def learn(ahead: int, correction: str, seed: int, steps: int, folder: Path) -> dict[str, float]:
+def learn(arm: Arm, seed: int, steps: int, folder: Path) -> dict[str, float]:
     """Held-out accuracy before and after a run, with the means of what the gap did in between."""
-    changes: dict[str, Any] = KEYS | {"run.seed": seed, "run.steps": steps, "evaluation.every": steps}
-    changes |= {"correction.preset": correction}
-    if ahead:
-        changes |= {"engine.kind": "vllm", "engine.url": ["http://in-process"], "engine.async_steps": ahead}
+    changes = KEYS | {"run.seed": seed, "run.steps": steps, "evaluation.every": steps}
+    changes |= {"correction.preset": arm.correction, "update.learning_rate": arm.rate}
+    if arm.ahead:
+        changes |= {"engine.kind": "vllm", "engine.url": ["http://in-process"], "engine.async_steps": arm.ahead}
     recipe = load_recipe(None, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
 
     @contextmanager
@@ -104,7 +122,15 @@ def learn(ahead: int, correction: str, seed: int, steps: int, folder: Path) -> d
     first, last = (list(read_lines(RunFolder(folder / "run").evaluations))[place] for place in (0, -1))
     found = {"before": first["accuracy"]} | {name: last[name] for name in ("accuracy", "low", "high")}
     records = list(read_lines(RunFolder(folder / "run").metrics))
-    for name in ("staleness", "engine_gap_p99", "ess_token", "clip_fraction", "seconds"):
+    for name in (
+        "staleness",
+        "engine_gap_p99",
+        "ess_token",
+        "ess_sequence",
+        "clip_fraction",
+        "learning_rate",
+        "seconds",
+    ):
         values = [record[name] for record in records if record.get(name) is not None]
         found[name] = statistics.median(values) if values else 0.0
     return found
@@ -125,7 +151,7 @@ def main() -> None:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="async-learning-"))
             try:
-                runs[name] = learn(*ARMS[arm], seed, options.steps, folder)
+                runs[name] = learn(ARMS[arm], seed, options.steps, folder)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             write(options.out, {"settings": KEYS, "runs": runs})

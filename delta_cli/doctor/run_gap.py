@@ -8,7 +8,7 @@ from pathlib import Path
 
 from delta_cli.errors import UserError
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.training.engine_gap import advice
+from delta_cli.training.engine_gap import advice, moves_too_fast
 
 SHOWN = 20  # steps in the table
 
@@ -33,7 +33,15 @@ def explain(folder: Path) -> Iterator[str]:
             + f" {record['ess_token']:7.0%} {record['ess_sequence']:9.0%} "
             + ("     –" if cut is None else f"{cut:6.1%}")
         )
-    found = [advice(record) for record in records[-SHOWN:]]
+    shown = records[-SHOWN:]
+    if moved := sum(map(moves_too_fast, shown)):
+        yield (
+            f"{moved} of these {len(shown)} steps trained on batches from which the policy had moved too far: divide "
+            "update.learning_rate by the square root of 1 + engine.async_steps, and set correction.preset = "
+            '"decoupled_seq_is" (docs/off_policy.md)'
+        )
+        return
+    found = [advice(record) for record in shown]
     needed = [each for each in found if each is not None]
     if not needed:
         yield "the gap is harmless: no correction is needed"

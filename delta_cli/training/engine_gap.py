@@ -14,6 +14,7 @@ from delta_cli.training.update import ScoredBatch
 LARGE = 0.1  # nats: a gap of one token in a thousand that asks for a correction
 ENOUGH = 0.9  # effective sample size, as a share, with which a weight can be left as it is
 RARE = 0.5  # nats: if 99 % of the gaps are below it, larger ones are a few bad tokens
+MOVED = 0.5  # effective sample size of responses, as a share, below which stale batches teach too little
 CUT = 0.2  # share of tokens cut off above which a correction is too strict
 
 
@@ -75,6 +76,12 @@ def advice(record: Mapping[str, Any]) -> tuple[str, str] | None:
         "decoupled_k3_rs_token_tis",
         f"one token in a hundred differs by {p99:.2g} nats or more, so some responses have another policy altogether",
     )
+
+
+def moves_too_fast(record: Mapping[str, Any]) -> bool:
+    """Whether the policy moves so far while batches wait that no correction makes up for it."""
+    sequence = record.get("ess_sequence")
+    return bool((record.get("staleness") or 0) > 0 and sequence is not None and sequence < MOVED)
 
 
 def _cut(correction: Correction, difference: Doubles, starts: Any) -> Bools:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Notice
-from delta_cli.training.engine_gap import CUT, advice
+from delta_cli.training.engine_gap import CUT, advice, moves_too_fast
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,14 @@ TRIPWIRES = (
         "the sampler's and the trainer's log-probabilities differ by more than {engine_gap_p999:.2g} nats at one token "
         'in a thousand, and nothing corrects for it: set correction.preset = "{advised}", because {advised_because}. '
         "delta doctor RUN shows the gap of every step",
+    ),
+    Tripwire(
+        "stale_policy_moved",
+        lambda now, first: moves_too_fast(now),
+        "the policy moves too far while batches wait: {staleness} updates after they were drawn, the weights of whole "
+        "responses keep an effective sample size of {ess_sequence:.0%}. No correction makes up for that: divide "
+        "update.learning_rate by the square root of 1 + engine.async_steps, and set correction.preset = "
+        '"decoupled_seq_is"',
     ),
     Tripwire(
         "correction_too_strict",

@@ -295,10 +295,25 @@ TRL = {
 }
 
 
+def _ahead() -> Named:
+    """Twenty steps at a high rate, on-policy and some steps ahead; a dash for a run that is missing."""
+    runs = result("async_learning")["runs"]
+    names = ("on-policy", "1 ahead, slower", "2 ahead, slower", "4 ahead, slower")
+
+    def cell(name: str) -> str:
+        row = runs.get(name)
+        if row is None:
+            return "–"
+        return "{:.1f} ({:.1f} to {:.1f})".format(*(100 * row[key] for key in ("accuracy", "low", "high")))
+
+    rows = ([name.partition(",")[0], *(cell(f"{name}, seed {seed}") for seed in range(3))] for name in names)
+    yield "async_learning.table", table(("", "seed 0", "seed 1", "seed 2"), rows)
+
+
 def _seeds(name: str, way: str, what: str) -> list[str]:
     rows = [result(name)["results"][f"learning, {way}, seed {seed}"] for seed in range(3)]
     values = ([100 * row[key] for key in ("accuracy", "low", "high")] for row in rows)
     return [what, *("{:.1f} ({:.1f} to {:.1f})".format(*each) for each in values)]
 
 
-SOURCES = (_learning, _studies, _lab, _mistakes, _public_code, _real_text, _temperatures, _engines)
+SOURCES = (_learning, _studies, _lab, _mistakes, _public_code, _real_text, _temperatures, _engines, _ahead)

@@ -26,6 +26,18 @@ def test_the_advice_rests_on_the_steps_shown(tmp_path: Path) -> None:
     assert lines[-1].startswith('2 of these 3 steps ask for a correction; set correction.preset = "decoupled_token_is"')
 
 
+def test_stale_batches_ask_for_a_lower_learning_rate(tmp_path: Path) -> None:
+    """The first step is on-policy, and the effective sample size of the second is not below a half."""
+    steps = [(0, 0.4), (2, 0.5), (2, 0.49)]
+    lines = [
+        json.dumps(STEP | {"step": n, "engine_gap_p999": 0.3, "staleness": staleness, "ess_sequence": share})
+        for n, (staleness, share) in enumerate(steps, 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    last = list(explain(tmp_path))[-1]
+    assert last.startswith("1 of these 3 steps trained on batches from which the policy had moved too far: divide upd")
+
+
 def test_a_harmless_gap_and_none_at_all(tmp_path: Path) -> None:
     assert list(explain(run(tmp_path, 0.01)))[-1] == "the gap is harmless: no correction is needed"
     (line,) = explain(run(tmp_path, None))

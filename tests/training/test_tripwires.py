@@ -88,6 +88,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"engine_gap_p999": 0.3, "ess_token": 0.98, "ess_sequence": 0.4},
         'correction.preset = "decoupled_token_is"',
     ),
+    "stale_policy_moved": (
+        {"staleness": 4, "ess_sequence": 0.4, "correction_cut": 0.01},
+        "keep an effective sample size of 40%. No correction makes up for that: divide update.learning_rate",
+    ),
     "correction_too_strict": ({"correction_cut": 0.4, "engine_gap_p999": 0.3, "ess_token": 0.98}, "cuts 40%"),
     "no_contrast": ({"degenerate": "no response has a negative advantage"}, "no response has a negative advantage"),
     "coefficients_equal": ({"coefficient_std": 0.0}, "delta.lambda_min"),
