@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backends.collective import most
 from backends.interface import BackendError, Learner, Proxy, PublishedWeights, Sampling
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompt_order import PromptOrder
@@ -141,6 +142,7 @@ class BatchCollector:
         """Take up the unused batches of a checkpoint that was saved after ``step`` steps and ``draws`` batches."""
         self._draws = draws
         batches = unused.load(folder, self._problems, self._learner.version)[: self.most_ahead]
+        batches = batches[: -most(self._worker.ranks, -len(batches))]  # a rank that finds fewer samples with the others
         for number, batch in enumerate(batches):
             graded: Future[tuple[RolloutBatch, PhaseClock]] = Future()
             drawn: Future[PendingRollout | RolloutBatch] = Future()

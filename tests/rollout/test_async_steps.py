@@ -164,3 +164,21 @@ def test_neither_drawing_nor_rewards_nor_training_waits_for_the_others(ahead: in
     median = float(np.median(np.diff(done)[1:])) / UNIT
     assert median < most
     assert median > (0.95 if ahead else 2.95)
+
+
+@pytest.mark.parametrize(("others", "kept"), [([3], 2), ([1], 1), ([0, 2], 0)])
+def test_ranks_go_on_with_the_batches_that_all_of_them_find(
+    others: list[int], kept: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rank without the checkpoint's folder samples again, and so do the others: sampling takes all of them."""
+    ranks = SimpleNamespace(size=1 + len(others), gather=lambda item: [item, *(-count for count in others)])
+    worker: Any = SimpleNamespace(ranks=ranks)
+    problems = [Problem("1", "1+1?", "2")]
+    learner: Any = SimpleNamespace(version=3)
+    recipe = load_recipe(None, ["engine.kind=vllm", "engine.launch=true", "engine.async_steps=2"])
+    collector = BatchCollector(recipe, learner, worker, problems, Observer(), lambda: None, lambda: None)
+    found = [SimpleNamespace(draws=1)] * 2
+    monkeypatch.setattr(unused_batches, "load", lambda *_: found)
+    collector.load(tmp_path, 3, 5)
+    assert len(collector._ahead) == kept
+    assert collector._draws == 5 + kept
