@@ -21,6 +21,15 @@ def _learning() -> Named:
     yield from _ends("real_seeds", rows)
     header = ("seed", "before", "after 24 steps", "after 48 steps", "training", "peak memory")
     yield "real_seeds.table", table(header, map(_seed, rows))
+    yield from _calculator(header)
+
+
+def _calculator(header: tuple[str, ...]) -> Named:
+    """Word problems with a calculator in the running text, and without it."""
+    arms = {"with": result("calculator")["rows"], "without": result("calculator_without")["rows"]}
+    yield "calculator.after", span(100 * row["accuracy"][-1]["accuracy"] for row in arms["with"])
+    lines = ([arm, *_seed(row)] for arm, rows in arms.items() for row in rows)
+    yield "calculator.table", table(("calculator", *header), lines)
 
 
 def _ends(name: str, rows: list[dict[str, Any]]) -> Named:
@@ -182,20 +191,6 @@ def _flipped(scope: str) -> list[dict[str, Any]]:
     """Coefficients at the start with 30 % of the rewards flipped."""
     rows = [row for record in _at(0) for row in record["noise"]]
     return [row for row in rows if row["scope"] == scope and row["share"] == 0.3]
-
-
-def _public_code() -> Named:
-    """How much the public code's choices change the weight of a token."""
-    rows = {row["option"]: row for row in result("public_code")["results"]}
-    for name, option in PUBLIC.items():
-        yield f"public_code.{name}", f"{rows[option]['least']:.2f} to {rows[option]['most']:.2f}"
-
-
-PUBLIC = {
-    "shards_2": "delta.shards = 2",
-    "shards_4": "delta.shards = 4",
-    "one_sided": 'delta.one_sided = "zero", all right',
-}
 
 
 def _public_code() -> Named:
