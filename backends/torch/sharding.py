@@ -74,16 +74,23 @@ def _keep_float32_gradients(causal: nn.Module) -> None:
             weight.grad_dtype = torch.float32
 
 
+def _hooks_of_others(module: Any, hooks: dict[int, Any]) -> OrderedDict[int, Any]:
+    """The hooks that FSDP did not register, such as the one that hands recurrent layers their layout."""
+    state = module._get_fsdp_state()
+    return OrderedDict((key, hook) for key, hook in hooks.items() if getattr(hook, "__self__", None) is not state)
+
+
 @contextmanager
 def _without_hooks(modules: list[Any]) -> Iterator[None]:
-    """Forward passes of gathered modules run as if FSDP had not wrapped them.
+    """Forward passes of gathered modules run as if FSDP had not wrapped them; hooks that are not FSDP's stay.
 
     FSDP's hooks make its own streams wait for the present one, which a CUDA graph cannot record.
     """
     before = [(module, module._forward_pre_hooks, module._forward_hooks) for module in modules]
     wrapped = [(module, module.trunk) for module in modules if hasattr(module, "trunk")]
     for module in modules:
-        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+        module._forward_pre_hooks = _hooks_of_others(module, module._forward_pre_hooks)
+        module._forward_hooks = _hooks_of_others(module, module._forward_hooks)
     for module, _ in wrapped:
         module.trunk = _trunk(module)
     try:

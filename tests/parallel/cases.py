@@ -42,6 +42,12 @@ class Case:
     keys: dict[str, Any] = field(default_factory=dict)
     tied: bool = True
     sharding: Sharding = "none"
+    hybrid: bool = False
+
+    @property
+    def model(self) -> str:
+        """The folder of its model."""
+        return "hybrid" if self.hybrid else "tied" if self.tied else "untied"
 
 
 SHARDINGS: tuple[Sharding, ...] = ("none", "full", "optimizer")
@@ -78,6 +84,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     for sharding in SHARDINGS:
         yield f"tied-{sharding}", Case(sharding=sharding)
         yield f"untied-{sharding}", Case(sharding=sharding, tied=False)
+        yield f"hybrid-{sharding}", Case(sharding=sharding, hybrid=True)
         yield f"lora-{sharding}", Case(LORA, sharding=sharding)
         yield f"dora-{sharding}", Case(LORA | {"model.lora.dora": True}, sharding=sharding)
         yield f"checkpointing-{sharding}", Case({"model.gradient_checkpointing": True}, sharding=sharding)
@@ -104,8 +111,17 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 
 CASES = dict(_cases())
-# The cases of `make test`: every sharding, adapters, features computed anew, a preset without credit, a KL penalty.
-SHORT = ("preset-reinforce", "tied-full", "untied-none", "lora-optimizer", "recomputed-full", "reference-full")
+# The cases of `make test`: every sharding, adapters, features computed anew, a preset without credit, a KL penalty,
+# recurrent layers.
+SHORT = (
+    "preset-reinforce",
+    "tied-full",
+    "untied-none",
+    "lora-optimizer",
+    "recomputed-full",
+    "reference-full",
+    "hybrid-full",
+)
 TIERS = {"short": SHORT, "long": tuple(name for name in CASES if name not in SHORT), "all": tuple(CASES)}
 
 
@@ -147,9 +163,9 @@ def batch_of(step: int) -> RolloutBatch:
     )
 
 
-def run(case: Case, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, Any]:
+def run(case: Case, models: dict[str, Path], ranks: Collective = SOLO) -> dict[str, Any]:
     """Draw, score and update for three steps; return what a rank knows afterwards, which is the same on each."""
-    recipe = recipe_of(case, models[case.tied])
+    recipe = recipe_of(case, models[case.model])
     engine = create("cpu", backend_settings(recipe), ranks)
     updater = Updater(recipe, engine, ranks)
     found: dict[str, Any] = {"logprobs": [], "entropies": [], "weights": [], "records": [], "tokens": []}
@@ -204,12 +220,12 @@ def exported(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
     return weights
 
 
-def bfloat16_update(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
+def bfloat16_update(sharding: Sharding, models: dict[str, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
     """The float32 masters of bfloat16 weights before and after an update, from checkpoints, and the exported weights.
 
     With a huge epsilon AdamW steps along the gradient.
     """
-    recipe = recipe_of(Case({"model.dtype": "bfloat16"}, tied=False, sharding=sharding), models[False])
+    recipe = recipe_of(Case({"model.dtype": "bfloat16"}, tied=False, sharding=sharding), models["untied"])
     straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=1e8)
     engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
     updater = Updater(recipe, engine, ranks)
@@ -238,9 +254,12 @@ def checkpointed(engine: Engine, ranks: Collective) -> dict[str, np.ndarray]:
     return {name: entry.parts[0].view(entry.shape).numpy() for name, entry in found.items()}
 
 
-def gradient(sharding: Sharding, models: dict[bool, Path], ranks: Collective = SOLO) -> dict[str, np.ndarray]:
+def gradient(
+    sharding: Sharding, models: dict[str, Path], ranks: Collective = SOLO, *, hybrid: bool = False
+) -> dict[str, np.ndarray]:
     """The gradient of one mini-batch, read from the weights: with a huge epsilon AdamW steps along it."""
-    recipe = recipe_of(Case(sharding=sharding), models[True])
+    case = Case(sharding=sharding, hybrid=hybrid)
+    recipe = recipe_of(case, models[case.model])
     straight = Optimizer(beta1=0.0, weight_decay=0.0, max_grad_norm=0.0).but(epsilon=1e8)
     engine = create("cpu", replace(backend_settings(recipe), optimizer=straight), ranks)
     updater = Updater(recipe, engine, ranks)

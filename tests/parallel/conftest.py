@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from filelock import FileLock
 
 from backends.launch import torch_ranks
 from delta_cli.assets.random_model import write_qwen3
+from tests.families.families import FAMILIES, build
 
 from . import cases
 
@@ -36,12 +38,17 @@ def start(processes: int, arguments: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two models, which the workers of pytest-xdist share."""
+    """A folder with the three models, which the workers of pytest-xdist share."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "untied").exists():
+            [hybrid] = [family for family in FAMILIES if family.kind == "qwen3_5_text"]
+            build(
+                replace(hybrid, config=hybrid.config | {"vocab_size": cases.VOCABULARY, "initializer_range": 0.1}),
+                folder / "hybrid",
+            )
             shape = {"vocab_size": cases.VOCABULARY, "hidden": 16, "layers": 2, "heads": 4, "kv_heads": 2}
             for name in ("tied", "untied"):
                 write_qwen3(folder / name, **shape, head_dim=8, intermediate=24, tie=name == "tied", scale=0.3)
@@ -60,5 +67,5 @@ def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def models(shared: Path) -> dict[bool, Path]:
-    return {True: shared / "tied", False: shared / "untied"}
+def models(shared: Path) -> dict[str, Path]:
+    return {name: shared / name for name in ("tied", "untied", "hybrid")}

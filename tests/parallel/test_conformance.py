@@ -29,7 +29,7 @@ ALL_CASES = [
 
 @pytest.mark.parametrize(("found", "name"), ALL_CASES, indirect=["found"])
 def test_ranks_compute_what_one_process_computes(
-    name: str, found: list[dict[str, Any]], models: dict[bool, Path]
+    name: str, found: list[dict[str, Any]], models: dict[str, Path]
 ) -> None:
     alone = cases.run(cases.CASES[name], models)
     for rank in found:
@@ -61,12 +61,20 @@ def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
 @pytest.mark.parametrize("sharding", cases.SHARDINGS)
-def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[str, Path]) -> None:
     """The gradient of a mini-batch in which one of three ranks has no response; the error is relative to its norm."""
-    alone = cases.gradient("none", models)
+    check_gradient([rank[f"gradient-{sharding}"] for rank in found], cases.gradient("none", models))
+
+
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+def test_the_gradient_of_recurrent_layers(found: list[dict[str, Any]], models: dict[str, Path]) -> None:
+    """Split weights are gathered while a layer computes prompts, and responses from the states after them."""
+    check_gradient([rank["gradient-hybrid-full"] for rank in found], cases.gradient("none", models, hybrid=True))
+
+
+def check_gradient(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     norm = float(alone.pop("norm"))
-    for rank in found:
-        several = rank[f"gradient-{sharding}"]
+    for several in ranks:
         assert several["norm"] == pytest.approx(norm, rel=GRADIENT)
         gap = np.sqrt(sum(np.square(several[name] - value).sum() for name, value in alone.items()))
         assert gap < GRADIENT * norm
@@ -74,7 +82,7 @@ def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[b
 
 @pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
 @pytest.mark.parametrize("sharding", cases.SHARDINGS)
-def test_masters_of_bfloat16_weights(sharding: str, found: list[dict[str, Any]], models: dict[bool, Path]) -> None:
+def test_masters_of_bfloat16_weights(sharding: str, found: list[dict[str, Any]], models: dict[str, Path]) -> None:
     """The update differs by the rounding of products alone; whole or split, weights are their masters' rounding."""
     alone = cases.bfloat16_update("none", models)
     names = {name.removeprefix("after ") for name in alone if name.startswith("after ")}

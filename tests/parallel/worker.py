@@ -15,10 +15,11 @@ from tests.parallel import cases
 def main(folder: Path, tier: str) -> None:
     torch.set_num_threads(1)
     ranks = join("cpu")
-    models = {True: folder / "tied", False: folder / "untied"}
+    models = {name: folder / name for name in ("tied", "untied", "hybrid")}
     found = {name: cases.run(cases.CASES[name], models, ranks) for name in cases.TIERS[tier]}
     found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in cases.SHARDINGS}
     found |= {f"bfloat16-{sharding}": cases.bfloat16_update(sharding, models, ranks) for sharding in cases.SHARDINGS}
+    found["gradient-hybrid-full"] = cases.gradient("full", models, ranks, hybrid=True)
     found["exchanged"] = cases.exchanged(ranks)
     (folder / f"found-{tier}-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
