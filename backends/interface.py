@@ -21,7 +21,7 @@ cross this boundary; ``step`` alone combines the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -452,3 +452,11 @@ class Collective(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
+
+
+class RewardModel(Protocol):
+    """A model that scores chats."""
+
+    def logits(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[float | None]:
+        """The logit of each chat, a list of turns with role and content; None for one above the length limit."""
+        ...

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from backends.collective import SOLO
-from backends.interface import BackendError, Collective, Engine
+from backends.interface import BackendError, Collective, Engine, RewardModel
 from backends.process import rank_and_size
-from backends.settings import BackendSettings
+from backends.settings import BackendSettings, RewardModelSettings
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,13 @@ def converter(name: Literal["mlx", "transformers"]) -> Any:
     resolve("mlx")
     importlib.import_module(ENTRIES["mlx"].module).check_installation()
     return importlib.import_module("backends.mlx.convert")
+
+
+def reward_model(settings: RewardModelSettings) -> RewardModel:
+    """Load a sequence classifier that scores chats, through transformers. Raises BackendError with one line."""
+    resolve("cpu")
+    made: RewardModel = importlib.import_module("backends.torch.reward_model").TransformersRewardModel(settings)
+    return made
 
 
 def default_converter() -> Literal["mlx", "transformers"]:

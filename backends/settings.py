@@ -44,6 +44,23 @@ class Lora(Section):
     dora: bool = key(False, "train the length of each row of a weight apart from its direction (DoRA)")
 
 
+class RewardModelSettings(Section):
+    """A sequence classifier that scores chats, and how it is run."""
+
+    path: str = key(
+        "", "folder of the reward model, or its name on the hub; a sequence classifier of transformers", min_length=1
+    )
+    label: str | None = key(None, "label whose logit is the score; absent: the only one")
+    batch_size: int = key(8, "responses to one prompt that are scored at a time", "responses", ge=1, le=4096)
+    max_length: int | None = key(
+        None, "longest chat that it scores; a longer one has no verdict; absent: the model's own limit", "tokens", ge=1
+    )
+    device: str = key("auto", "PyTorch device, e.g. cuda:1; auto: this rank's GPU, or cpu without one", min_length=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
+        "auto", "type of its weights; auto: bfloat16 on a GPU, float32 on a processor"
+    )
+
+
 class Model(Section):
     """The policy that is trained."""
 

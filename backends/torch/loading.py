@@ -31,7 +31,7 @@ _OWN_ATTENTION = (
 def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
     """Load the model of ``settings`` on ``device``. Raises BackendError with one line."""
     model = settings.model
-    folder = _resolve(model.path)
+    folder = resolve_folder(model.path)
     if model.dtype == "float16":
         raise BackendError(
             'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
@@ -56,7 +56,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
     return policy
 
 
-def _resolve(model: str) -> Path:
+def resolve_folder(model: str) -> Path:
     """The folder of a model: itself, or its snapshot from the Hugging Face hub."""
     folder = Path(model).expanduser()
     if not folder.is_dir():

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Tag, model_validator
 
-from backends.settings import Section, key
+from backends.settings import RewardModelSettings, Section, key
 
 ONE, SEVERAL = "[reward]", "[[reward]]"  # the two forms, as messages name them
-RewardKind = Literal["math", "number", "choice", "code", "custom", "environment", "judge", "format", "length"]
+RewardKind = Literal["math", "number", "choice", "code", "custom", "environment", "judge", "model", "format", "length"]
 VERIFIERS = ("math", "number", "choice", "code")
-FALLBACKS = ("custom", "environment", "judge")  # they say what is right where no verifier does
+FALLBACKS = ("custom", "environment", "judge", "model")  # they say what is right where no verifier does
 TAKEN = ("mean", "failures")  # reward_mean and reward_failures are metrics of their own
 NAME = re.compile("[a-z][a-z0-9_]*")
 
@@ -59,13 +59,24 @@ class JudgeSection(Section):
         return self
 
 
+class RewardModelSection(RewardModelSettings):
+    """A local reward model, and how its logit becomes a reward."""
+
+    sigmoid: bool = key(False, "whether the score is the logit's sigmoid, between 0 and 1")
+    scale: float = key(1.0, "factor of the score, after the sigmoid", ge=-1000, le=1000)
+    clip: float | None = key(None, "the reward is cut off at plus and minus this value; absent: not", gt=0)
+    right: float = key(0.5, "reward from which a response counts as right")
+    timeout: float = key(300.0, "longest wait for the scores of a group", "seconds", gt=0)
+
+
 class Reward(Section):
     """What a response is worth. Several, each a table [[reward]], are added up by weight."""
 
     kind: RewardKind = key(
         "math",
         "verifier; number: the last number of a response, or the one after ####, without a box; environment: the "
-        "reward of the episode's own environment, where 1 is right; judge: a language model's score (docs/judges.md). "
+        "reward of the episode's own environment, where 1 is right; judge: a language model's score; model: that of a "
+        "local reward model (both in docs/judges.md). "
         "Beside a verifier also format: 1 for the form asked for, and length: 1 − tokens / rollout.max_tokens",
     )
     weight: float = key(1.0, "its factor in the sum; 0: only measured", ge=-1000, le=1000)
@@ -82,8 +93,9 @@ class Reward(Section):
         False, "custom: the function compares all responses to a prompt: reward(responses, problem) -> list of floats"
     )
     judge: JudgeSection | None = key(None, "judge: the endpoint, its prompt and its limits")
+    model: RewardModelSection | None = key(None, "model: the reward model, and how its logit becomes a reward")
     max_failed: float = key(
-        0.5, "judge: share of a batch's responses without a verdict above which the run stops", ge=0, le=1
+        0.5, "judge, model: share of a batch's responses without a verdict above which the run stops", ge=0, le=1
     )
     pattern: str | None = key(
         None,
@@ -111,6 +123,8 @@ class Reward(Section):
             raise ValueError('reward.group is for a function of your own; set reward.kind = "custom", or remove it')
         if self.judge is not None and self.kind != "judge":
             raise ValueError('[reward.judge] is for a judge; set reward.kind = "judge", or remove it')
+        if (self.model is not None) != (self.kind == "model"):
+            raise ValueError('reward.kind = "model" and [reward.model] belong together; add the other, or remove one')
         if not NAME.fullmatch(self.title) or self.title in TAKEN:
             raise ValueError(f"reward.name = {self.title!r}: use small letters, digits and _, and not {_or(TAKEN)}")
         if self.pattern is not None and self.kind != "format":

@@ -18,6 +18,7 @@ from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
 from delta_cli.rewards.verifiers import quick_verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
+MODEL_START_SECONDS = 1800.0  # for a worker to load a reward model
 QUICK_CHARACTERS = 20_000  # a longer response is graded in a worker, whatever its reward
 
 
@@ -51,13 +52,18 @@ class Grader:
             find_sandbox(reward.allow_unsandboxed)
             timeout += reward.run_seconds  # the sandbox ends a program in time; the rest is for what hangs outside it
         self._quick = quick_verifier(reward, form)
-        self._pool = WorkerPool(reward, form, reward.workers, timeout)
+        if reward.model is None:
+            self._pool = WorkerPool(reward, form, reward.workers, timeout)
+        else:  # one process, since each has the model in memory
+            self._pool = WorkerPool(reward, form, 1, reward.model.timeout, MODEL_START_SECONDS)
         self._judge: JudgeClient | None = None
         self._right = 1.0  # the score from which a response is right
         if reward.kind == "judge":
             settings = reward.judge or JudgeSection()
             self._judge = JudgeClient(settings, verdicts)
             self._right = (settings.right or settings.best) / settings.best
+        elif reward.model is not None:
+            self._right = reward.model.right
 
     def __enter__(self) -> Grader:
         return self
@@ -75,7 +81,7 @@ class Grader:
         if self._judge is not None:
             check_template(self._judge.template, problem)
             return
-        request = GradingRequest("", problem, responses=("",) if self.reward.group else None)
+        request = GradingRequest("", problem, responses=("",) if self._by_group else None)
         problem_found = self._pool.submit(request).result().failure
         if problem_found is not None:
             reward = self.reward
@@ -136,7 +142,7 @@ class Grader:
         reward = self.reward
         if self._judge is not None:
             return self._judge.submit(response, problem)
-        if reward.group:
+        if self._by_group:
             place = place or GroupPlace(ResponseGroups(1), 0, 0)
             return place.groups.add(self._pool, problem, place.group, place.place, response)
         short = len(response) <= QUICK_CHARACTERS
@@ -156,9 +162,15 @@ class Grader:
             return Score(value, form and well_formed(response, reward.kind))
         return self._pool.submit(GradingRequest(response, problem, value, form))
 
+    @property
+    def _by_group(self) -> bool:
+        """Whether workers take all responses to a prompt at once."""
+        return self.reward.group or self.reward.kind == "model"
+
     def _verdict(self, score: Score, length: int) -> Verdict:
         if score.failure is not None or not math.isfinite(score.value):
-            return Verdict(0.0, False, score.failure or "error: the reward is not finite", void=score.void)
+            void = score.void or self.reward.kind == "model"  # no zero: a reward model's scores have no natural zero
+            return Verdict(0.0, False, score.failure or "error: the reward is not finite", void=void)
         added = shaping(self.reward, length, self.max_tokens, score.well_formed)
         return Verdict(score.value + added, score.value >= self._right, None)
 

@@ -1,4 +1,4 @@
-"""The responses to a prompt together, for rewards that compare them."""
+"""The responses to a prompt together, for rewards that compare them, and for reward models, which take batches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ class ResponseGroups:
         def settle(done: Future[Score]) -> None:
             score = Score(0.0, failure="error: the grader was closed") if done.cancelled() else done.result()
             for own, future in waiting:
-                future.set_result(score if score.values is None else Score(score.values[own]))
+                future.set_result(score if score.values is None else _own_score(score.values[own]))
 
         pool.submit(GradingRequest("", problem, responses=responses)).add_done_callback(settle)
         return result
+
+
+def _own_score(value: float | None) -> Score:
+    """The score of one response of a group. A reward model has none for what is too long for it."""
+    if value is None:
+        return Score(0.0, failure="error: longer than the reward model reads (reward.model.max_length)", void=True)
+    return Score(value)

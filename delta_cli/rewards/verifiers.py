@@ -23,7 +23,7 @@ from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
 from delta_cli.user_file import load_function
 
 Verifier = Callable[[str, Problem], float]
-GroupReward = Callable[[Sequence[str], Problem], Sequence[float]]
+GroupReward = Callable[[Sequence[str], Problem], Sequence[float | None]]
 
 
 def check_answers(kind: RewardKind, problems: Sequence[Problem]) -> None:

@@ -13,6 +13,7 @@ import sys
 from typing import IO
 
 from delta_cli.recipe.reward import Reward, RewardKind
+from delta_cli.rewards.reward_model import model_scores
 from delta_cli.rewards.verifiers import GroupReward, Verifier, custom_group, verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, failure
 
@@ -23,22 +24,29 @@ ORPHAN_SECONDS = 2  # how much longer than its limit a worker runs if nobody is 
 def main(link: socket.socket, requests: IO[bytes]) -> None:
     """Answer each request with a line of JSON. The first message is the reward with its settings."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    if sys.platform == "linux":
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # what ulimit -v allows
-        most = WORKER_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_BYTES, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     scorer: _Scorer | None = None
     while size := requests.read(8):
         message = requests.read(int.from_bytes(size, "big"))
         try:
             if scorer is None:
-                scorer = _Scorer(*pickle.loads(message))
+                reward, form, timeout = pickle.loads(message)
+                if reward.kind != "model":
+                    _limit_memory()
+                scorer = _Scorer(reward, form, timeout)
                 score = Score(0.0)
             else:
                 score = scorer.score(pickle.loads(message))
         except BaseException as error:  # a custom function may raise anything, SystemExit too
             score = Score(0.0, failure=failure(error))
         link.sendall(json.dumps(dataclasses.asdict(score)).encode() + b"\n")
+
+
+def _limit_memory() -> None:
+    """Bound the address space, so that no response can fill the machine's memory."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)  # what ulimit -v allows
+        most = WORKER_BYTES if hard == resource.RLIM_INFINITY else min(WORKER_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 class _Scorer:
@@ -52,9 +60,11 @@ class _Scorer:
         self.form = form
         self.compare: GroupReward | None = None
         self.alarm = math.ceil(timeout) + ORPHAN_SECONDS
-        self.verify: Verifier | None = (
-            None if reward.kind in ("custom", "length", "environment") else verifier(reward, form)
-        )
+        self.verify: Verifier | None = None
+        if reward.model is not None:
+            self.compare = model_scores(reward.model)
+        elif reward.kind not in ("custom", "length", "environment"):
+            self.verify = verifier(reward, form)
 
     def score(self, request: GradingRequest) -> Score:
         signal.alarm(self.alarm)  # ends this process whatever it is doing

@@ -47,15 +47,18 @@ class Score:
     value: float
     well_formed: bool = False
     failure: str | None = None
-    values: tuple[float, ...] | None = None  # of a whole group
+    values: tuple[float | None, ...] | None = None  # of a whole group; None: too long for a reward model
     void: bool = False  # there is no score at all, not even 0: the response teaches nothing
 
 
 class WorkerPool:
     """Up to ``workers`` processes, started when requests need them, each killed after ``timeout`` seconds on one."""
 
-    def __init__(self, reward: Reward, form: RewardKind, workers: int, timeout: float) -> None:
+    def __init__(
+        self, reward: Reward, form: RewardKind, workers: int, timeout: float, start_seconds: float = START_SECONDS
+    ) -> None:
         self.timeout = timeout
+        self._start_seconds = start_seconds
         self._setup = pickle.dumps((reward, form, timeout))
         self._threads = ThreadPoolExecutor(workers, "grading")  # one waits for each worker
         self._lock = threading.Lock()
@@ -106,7 +109,7 @@ class WorkerPool:
             if self._closed:
                 worker.kill()
         try:
-            started = Score(**json.loads(worker.ask(self._setup, START_SECONDS)))
+            started = Score(**json.loads(worker.ask(self._setup, self._start_seconds)))
         except Exception:
             self._end(worker)
             raise

@@ -256,8 +256,8 @@ def check_verdicts(batch: RolloutBatch, most: float) -> None:
     if len(failures) > most * len(batch.verdicts):
         raise UserError(
             f"{len(failures)} of {len(batch.verdicts)} responses have no verdict, more than reward.max_failed = "
-            f"{most:g} allows; the first failure was: {failures[0]}. See to the judge, then go on with --resume; the "
-            "verdicts that it gave are kept"
+            f"{most:g} allows; the first failure was: {failures[0]}. See to the judge or reward model, then go on with "
+            "--resume; verdicts that a judge gave are kept"
         )
 
 

@@ -235,7 +235,7 @@ def load_benchmarks(recipe: Recipe, data: LoadedData) -> list[Benchmark]:
 def check_functions(rewards: WeightedReward, problem: Problem) -> None:
     """Raise UserError if a custom reward cannot grade a problem."""
     for term in rewards.terms:
-        if term.grader.reward.kind in ("custom", "judge"):
+        if term.grader.reward.kind in ("custom", "judge", "model"):
             term.grader.check(problem)
 
 
@@ -281,7 +281,7 @@ def evaluation_settings(recipe: Recipe) -> EvaluationSettings:
 def _reader(recipe: Recipe) -> Literal["math", "number", "choice", "code"]:
     """The verifier that extracts answers for majority votes: the first one, or math for custom rewards."""
     kind = recipe.verifiers[0].kind
-    return "math" if kind in ("custom", "environment", "judge", "format", "length") else kind  # type: ignore[return-value]
+    return "math" if kind in ("custom", "environment", "judge", "model", "format", "length") else kind  # type: ignore[return-value]
 
 
 def make_grader(recipe: Recipe, verdicts: Path | None = None) -> WeightedReward:

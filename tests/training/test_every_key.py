@@ -36,7 +36,7 @@ from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.recipe.data import Arithmetic
 from delta_cli.recipe.keys import walk
-from delta_cli.recipe.reward import JudgeSection
+from delta_cli.recipe.reward import JudgeSection, RewardModelSection
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.runs.folder import read_lines
 from delta_cli.runs.observer import Observer
@@ -186,6 +186,7 @@ ALONE = {
     "reward.group",  # these three, with the keys of [reward.judge], in tests/rollout/test_judged_runs.py
     "reward.max_failed",
     *(f"reward.judge.{name}" for name in JudgeSection.model_fields),
+    *(f"reward.model.{name}" for name in RewardModelSection.model_fields),  # tests/rewards/test_reward_model.py
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
     "correction.preset",
