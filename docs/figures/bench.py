@@ -7,10 +7,15 @@ from typing import Any
 from results import Named, points, result, span, table
 from scipy import stats
 
+README_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
+
 
 def _bench() -> Named:
     yield from _task("bench", result("bench/summary")["tasks"], "addition", ("solver, flipped", "random"))
     yield from _task("fork", result("bench_fork/summary")["tasks"], "fork", ("random",))
+    fork = next(task for task in result("bench_fork/summary")["tasks"] if task["task"] == "fork")
+    for arm, name in README_ARMS.items():
+        yield f"fork.{name}", points(_row(fork, arm)["area_over_dapo"]["difference"])
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
     header = ("task", "seeds", "arm", "area − DAPO's, points", "final − DAPO's, points")
     yield "bench.exploration", table(header, explored)
