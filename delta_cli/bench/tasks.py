@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from delta_cli import assets
 from delta_cli.assets import TINY_BASE
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
@@ -54,6 +55,7 @@ _WORDS = (
 )
 
 _FORK = (
+    f"model.path={Path(assets.__file__).parent / 'fork-base'}",  # benchmarks/make_fork_base.py
     "reward.kind=custom",
     f"reward.custom_file={Path(__file__).parent / 'fork_reward.py'}",
     "run.steps=24",
@@ -77,7 +79,7 @@ TASKS: dict[str, Task] = {
             ("data.digits=5", "rollout.max_tokens=80", "update.learning_rate=2e-4", *_SHORT),
             model="--sparse-base",
         ),
-        Task("fork", "one free letter among sixty decides; 16 responses a step", _FORK, model="--fork-base"),
+        Task("fork", "one free letter among sixty decides; 16 responses a step", _FORK),
         Task("words", "SmolLM2-135M on word problems", _WORDS, model="--smollm2"),
     )
 }
