@@ -12,7 +12,7 @@ README_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surpri
 
 def _bench() -> Named:
     yield from _task("bench", result("bench/summary")["tasks"], "addition", ("solver, flipped", "random"))
-    yield from _task("fork", result("bench_fork/summary")["tasks"], "fork", ("random",))
+    yield from _task("fork", result("bench_fork/summary")["tasks"], "fork", ("solver, flipped", "random"))
     fork = next(task for task in result("bench_fork/summary")["tasks"] if task["task"] == "fork")
     for arm, name in README_ARMS.items():
         yield f"fork.{name}", points(_row(fork, arm)["area_over_dapo"]["difference"])
