@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from backends.arrays import Doubles
 from backends.collective import SOLO
-from backends.interface import Collective
+from backends.interface import Collective, Learner
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.credit.corrections import Correction
 from delta_cli.rewards.judge import JudgeUsage
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
+from delta_cli.runs.observer import Example
 from delta_cli.training.engine_gap import describe_gap
 from delta_cli.training.update import ScoredBatch
 
@@ -141,3 +142,23 @@ def swapped() -> int | None:
         return None
     found = re.search(r"^VmSwap:\s+(\d+) kB$", status, re.MULTILINE)
     return 1024 * int(found[1]) if found else None
+
+
+def describe_learner(learner: Learner) -> str:
+    """Backend and threads of a run, in a few words."""
+    threads = {None: "", 1: ", 1 thread"}.get(learner.threads, f", {learner.threads} threads")
+    return f"{learner.name}{threads}"
+
+
+def first_examples(batch: RolloutBatch) -> list[Example]:
+    """The batch's first right and first wrong response."""
+    rows = [np.flatnonzero(batch.correct == right)[:1] for right in (True, False)]
+    return [
+        Example(
+            question=batch.problems[row // batch.samples].question,
+            response=batch.texts[row],
+            correct=bool(batch.correct[row]),
+            reward=float(batch.rewards[row]),
+        )
+        for row in np.concatenate(rows)
+    ]

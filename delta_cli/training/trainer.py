@@ -25,7 +25,7 @@ from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.checkpoint import State
 from delta_cli.runs.fingerprint import Fingerprint, changes, problems_digest
 from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing_steps, read_lines, writing
-from delta_cli.runs.observer import Example, Notice, Observer
+from delta_cli.runs.observer import Notice, Observer
 from delta_cli.runs.phases import PhaseClock
 from delta_cli.training import tripwires
 from delta_cli.training.checkpoint_writer import CheckpointWriter
@@ -33,8 +33,10 @@ from delta_cli.training.metrics import (
     describe_batch,
     describe_coefficients,
     describe_judges,
+    describe_learner,
     describe_ranks,
     describe_scores,
+    first_examples,
     swapped,
 )
 from delta_cli.training.rollout_records import RolloutRecorder
@@ -102,7 +104,9 @@ class Trainer:
         found = self._restore() if resume else None
         self.folder.begin(to_toml(self.recipe), found)
         self._recall()
-        self.observer.begin(str(self.folder.path), self.recipe.run.steps, self.state.step, _machine(self.learner))
+        self.observer.begin(
+            str(self.folder.path), self.recipe.run.steps, self.state.step, describe_learner(self.learner)
+        )
         try:
             self._train()
             self.checkpoints.finish()
@@ -227,7 +231,7 @@ class Trainer:
         record |= {k: None for k, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
         self.folder.append(self.folder.metrics, record)
         self._first = self._first or record
-        self.observer.step(record, _examples(batch.rollout))
+        self.observer.step(record, first_examples(batch.rollout))
         for notice in tripwires.fired(record, self._first, self._noticed, half=self.recipe.model.dtype != "float32"):
             self._notice(notice)
 
@@ -393,23 +397,3 @@ class Trainer:
                 f"{found or 'none yet'}; resume from it with --resume --set update.learning_rate=… (lower), or "
                 'start again with model.dtype = "float32"'
             )
-
-
-def _machine(learner: Learner) -> str:
-    """Backend and threads of a run, in a few words."""
-    threads = {None: "", 1: ", 1 thread"}.get(learner.threads, f", {learner.threads} threads")
-    return f"{learner.name}{threads}"
-
-
-def _examples(batch: RolloutBatch) -> list[Example]:
-    """The batch's first right and first wrong response."""
-    rows = [np.flatnonzero(batch.correct == right)[:1] for right in (True, False)]
-    return [
-        Example(
-            question=batch.problems[row // batch.samples].question,
-            response=batch.texts[row],
-            correct=bool(batch.correct[row]),
-            reward=float(batch.rewards[row]),
-        )
-        for row in np.concatenate(rows)
-    ]
