@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(processes: int, arguments: list[str]) -> None:
-    """Run ``python arguments`` on several ranks; fail with the output of the first rank that failed."""
+    """Run ``python arguments`` on several ranks; fail with the output of every rank that failed."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     command = [sys.executable, *arguments]
@@ -32,8 +32,12 @@ def start(processes: int, arguments: list[str]) -> None:
         for rank in torch_ranks(processes)
     ]
     outputs = [child.communicate(timeout=600)[0].decode() for child in started]
-    for child, output in zip(started, outputs, strict=True):
-        assert child.returncode == 0, output[-3000:]
+    failed = [
+        f"rank {rank} ended with {child.returncode}:\n{output[-3000:]}"
+        for rank, (child, output) in enumerate(zip(started, outputs, strict=True))
+        if child.returncode
+    ]
+    assert not failed, "\n\n".join(failed)  # the rank that failed first is rarely the first of them
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +66,15 @@ def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
     files = [shared / f"found-{tier}-{processes}-{rank}.pkl" for rank in range(processes)]
     with FileLock(shared / "lock"):
         if not all(file.exists() for file in files):
-            start(processes, ["-m", "tests.parallel.worker", str(shared), tier])
+            arguments = ["-m", "tests.parallel.worker", str(shared), tier]
+            try:
+                start(processes, arguments)
+            except AssertionError as error:
+                if "by peer" not in str(error):
+                    raise
+                # Seen once in many runs on a busy machine: gloo lost a connection. A fault of ours comes again.
+                print(f"the ranks are started again after: {error}")
+                start(processes, arguments)
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
