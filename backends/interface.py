@@ -337,6 +337,18 @@ WriteState = Callable[[Path], FileDigests]  # does in any thread what Learner.sa
 # ------------------------------------------------------------------------------------ protocols
 
 
+@dataclass(frozen=True)
+class GraphUse:
+    """How often a GPU ran the forward passes and draws of rollouts as recorded graphs."""
+
+    replayed: int = 0
+    launched: int = 0  # kernel by kernel
+    fault: str | None = None  # why nothing more is recorded; None if nothing is wrong
+
+    def __add__(self, other: GraphUse) -> GraphUse:
+        return GraphUse(self.replayed + other.replayed, self.launched + other.launched, other.fault or self.fault)
+
+
 class Sampler(Protocol):
     """Samples responses from a version of the weights."""
 
@@ -419,6 +431,9 @@ class Learner(Protocol):
 
     def publish(self, inbox: Path | None) -> PublishedWeights:
         """Publish the present weights for samplers, written into ``inbox`` if there is one."""
+
+    def take_graph_use(self) -> GraphUse | None:
+        """How rollouts used graphs since the last call; None if there were none, or the device has no graphs."""
 
     def peak_memory(self) -> int:
         """The most bytes this process has used on the device so far (on a CPU: resident)."""

@@ -15,6 +15,7 @@ from backends.interface import (
     BackendError,
     Completions,
     Floats,
+    GraphUse,
     Ids,
     Objective,
     OnFinished,
@@ -141,6 +142,7 @@ class LocalEngine(ABC):
         self.version = 0
         self.threads: int | None = None
         self.slower_path: str | None = None
+        self.graph_use: GraphUse | None = None
         self.parameters = self.trainable = self.vocabulary = 0
         self.recovery = Recovery(settings.memory.micro_batch_tokens, is_out_of_memory, release)
 
@@ -199,6 +201,11 @@ class LocalEngine(ABC):
                 objective.restart()
 
         return self.recovery.run(lambda: self._accumulate(sequences, objective), restart)
+
+    def take_graph_use(self) -> GraphUse | None:
+        """How rollouts used graphs since the last call."""
+        found, self.graph_use = self.graph_use, None
+        return found
 
     # --------------------------------------------------------------------- for the engines
 

@@ -21,6 +21,7 @@ from backends.interface import (
     Engine,
     FileDigests,
     Floats,
+    GraphUse,
     Ids,
     Objective,
     OnFinished,
@@ -162,6 +163,8 @@ class TorchEngine(LocalEngine):
         finally:
             self._cache_tokens = budget.tokens
             self._note_slower_path(rollout.graphs.fault)
+            if (used := rollout.graphs.use()) is not None:
+                self.graph_use = (self.graph_use or GraphUse()) + used
             self._free_cache()
 
     def _cache_budget(self, request: RolloutRequest) -> CacheBudget:

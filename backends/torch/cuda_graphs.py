@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from backends.interface import GraphUse
 from backends.torch.memory import out_of_memory
 
 
@@ -40,6 +41,10 @@ class GraphRunner:
         self.replays = self.launches = 0  # functions that ran as a graph, and kernel by kernel
         self._seen: dict[tuple[Any, ...], _Recording | None] = {}
         self._pool: Any = None  # the memory pool that recordings share
+
+    def use(self) -> GraphUse | None:
+        """How often functions ran as graphs; None if the device has none."""
+        return GraphUse(self.replays, self.launches, self.fault) if self.records or self.fault else None
 
     def forget(self) -> None:
         """Drop all recordings, because something that they read has moved."""

@@ -158,5 +158,14 @@ EPISODE_METRICS = {
         "s", "in which the sampler had nothing to do but wait for environments", "small"
     ),
 }
-OPTION_METRICS |= EPISODE_METRICS | JUDGE_METRICS
+GRAPH_METRICS = {
+    "graph_share": Metric(
+        "share",
+        "if the trainer draws on CUDA: forward passes of one token, and draws from them, that ran as recorded CUDA "
+        "graphs, in this step's rollouts and evaluation; of several processes, the least",
+        "above 0.9",
+    ),
+    "graph_fault": Metric("", "why CUDA graphs could not be recorded; null otherwise", "null"),
+}
+OPTION_METRICS |= EPISODE_METRICS | JUDGE_METRICS | GRAPH_METRICS
 METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | REWARD_METRICS

@@ -128,9 +128,20 @@ def describe_ranks(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [record[name] for record in records if record[name] is not None]
         found[name] = max(values, default=None)
     found["peak_memory_least"] = min(record["peak_memory"] for record in records)
+    if drawing := [record for record in records if "graph_share" in record]:
+        found["graph_share"] = min(record["graph_share"] for record in drawing)
+        found["graph_fault"] = next((record["graph_fault"] for record in drawing if record["graph_fault"]), None)
     for phase in RANK_PHASES:
         times = [record[f"seconds_{phase}"] for record in records]
         found[f"seconds_{phase}_spread"] = max(times) - min(times)
+    return found
+
+
+def describe_process(learner: Learner) -> dict[str, Any]:
+    """Metrics of this process: its memory and, on a GPU that draws, its use of CUDA graphs."""
+    found: dict[str, Any] = {"peak_memory": learner.peak_memory(), "swapped": swapped()}
+    if (used := learner.take_graph_use()) is not None:
+        found |= {"graph_share": used.replayed / max(used.replayed + used.launched, 1), "graph_fault": used.fault}
     return found
 
 

@@ -34,10 +34,10 @@ from delta_cli.training.metrics import (
     describe_coefficients,
     describe_judges,
     describe_learner,
+    describe_process,
     describe_ranks,
     describe_scores,
     first_examples,
-    swapped,
 )
 from delta_cli.training.rollout_records import RolloutRecorder
 from delta_cli.training.update import ScoredBatch, Updater
@@ -223,7 +223,7 @@ class Trainer:
             if every and record["step"] % every == 0:
                 staleness = record["staleness"] if self.recipe.engine.async_steps else None
                 self.recorder.record(record["step"], batch, coefficients, staleness)
-        record |= {"peak_memory": self.learner.peak_memory(), "swapped": swapped()} | self.clock.record()
+        record |= describe_process(self.learner) | self.clock.record()
         record |= describe_ranks(self.ranks.gather(record)) if self.ranks.size > 1 else {}
         record["tokens_per_second"] = record["tokens"] / record["seconds"]
         record["rollout_tokens_per_second"] = record["tokens"] / max(record["seconds_rollout"], 1e-9)

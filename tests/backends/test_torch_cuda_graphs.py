@@ -15,6 +15,7 @@ from backends.torch import cuda_graphs, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import KeyValueCache
 from backends.torch.cuda_graphs import GraphRunner
+from delta_cli.training.metrics import describe_process, describe_ranks
 from tests.device import DEVICE
 
 REQUEST = RolloutRequest(
@@ -172,6 +173,9 @@ def test_what_cannot_be_recorded_is_launched(
     assert len(tries) == 1
     assert engine.slower_path is not None
     assert engine.slower_path.endswith("(operation not permitted when stream is capturing)")
+    found_metrics = describe_process(engine)
+    assert found_metrics["graph_share"] == 0
+    assert found_metrics["graph_fault"] == engine.slower_path
     np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 
@@ -188,3 +192,27 @@ def test_memory_that_runs_out_while_recording_is_made_free(
     assert len(replays) > 20
     assert engine.slower_path is None
     np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+def test_metrics_say_how_many_steps_were_replayed(
+    make: Callable[..., TorchEngine], replays: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all rollouts since the last step's metrics; nothing if there were none."""
+    ran, run = list[int](), GraphRunner.run
+    monkeypatch.setattr(GraphRunner, "run", lambda self, *rest: (ran.append(1), run(self, *rest))[1])
+    engine = make()
+    for _ in range(2):
+        engine.rollout(REQUEST)
+    found = describe_process(engine)
+    assert 0 < found["graph_share"] < 1
+    assert found["graph_share"] == len(replays) / len(ran)
+    assert found["graph_fault"] is None
+    assert "graph_share" not in describe_process(engine)
+
+
+def test_one_process_without_graphs_shows_in_the_metrics_of_all() -> None:
+    common = {"peak_memory": 1, "swapped": 0, "seconds_rollout": 1.0, "seconds_score": 1.0, "seconds_update": 1.0}
+    ranks = [common | {"graph_share": 0.97, "graph_fault": None}, common | {"graph_share": 0.0, "graph_fault": "why"}]
+    found = describe_ranks(ranks)
+    assert (found["graph_share"], found["graph_fault"]) == (0.0, "why")
+    assert "graph_share" not in describe_ranks([common, common])
