@@ -14,6 +14,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's share of processor time
 MEMORY = Path("/sys/fs/cgroup")  # with a container's limit on memory
 FAILURE = "DELTA_FAILURE"  # variable with the file that the first process to fail creates, so that only one reports
 PATIENCE = 2.0  # seconds that a process which lost its peers waits for the one that failed to report
+TINY = 1_000_000  # parameters
 
 _claims: dict[str, bool] = {}  # answers that claim_failure() has given in this process
 
@@ -55,14 +56,18 @@ def usable_cores() -> int:
     return cores if limit == "max" else max(1, min(cores, round(int(limit) / int(period))))
 
 
-def default_threads() -> int:
-    """Threads for this process: OMP_NUM_THREADS, or its share of the usable cores.
+def default_threads(parameters: int) -> int:
+    """Threads for this process: OMP_NUM_THREADS, or its share of the usable cores; one for a tiny model.
 
-    The number depends on the machine and not on how busy it is, since another number of threads may round differently.
+    Between two of a tiny model's operations, threads wait for each other longer than they compute
+    (benchmarks/results/busy.json). The number depends on the model and the machine, not on how busy the machine is,
+    since another number of threads may round differently.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list has numbers for nested regions
     if asked.isdigit() and int(asked):
         return int(asked)
+    if parameters < TINY:
+        return 1
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

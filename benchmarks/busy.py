@@ -1,9 +1,10 @@
-"""A step of the quickstart beside other programs: how OpenMP's threads wait, and how many there are.
+"""A step of a recipe beside other programs: how OpenMP's threads wait, and how many there are.
 
 Runs a few steps with each setting, first as the machine is and then beside busy processes. The load average is that of
 the moment before each run: on a machine that others use, the first half is not idle.
 
     python benchmarks/busy.py --busy 8
+    python benchmarks/busy.py --recipe recipes/smollm2_135m.toml --set model.path=FOLDER --limit 120
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ def busy(count: int) -> Iterator[None]:
             each.wait()
 
 
-def steps(variables: dict[str, str], count: int, limit: float) -> list[float]:
-    """Seconds of each step after the first; fewer than asked for if ``limit`` seconds are over."""
+def steps(recipe: list[str], variables: dict[str, str], count: int, limit: float) -> list[float]:
+    """Seconds of each step after the first; fewer than asked for if ``limit`` seconds are over.
+
+    ``recipe``: what ``delta train`` is given beside the settings of this benchmark.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "delta_cli", "train", "--backend", "cpu", "--quiet", "--run-dir", str(run)]
-        for key in (f"run.steps={count}", "evaluation.every=never", "rollout.prompts=32"):
-            command += ["--set", key]
+        command = [sys.executable, "-m", "delta_cli", "train", *recipe, "--backend", "cpu", "--quiet"]
+        command += ["--run-dir", str(run), "--set", f"run.steps={count}", "--set", "evaluation.every=never"]
         started = subprocess.Popen(command, env={**os.environ, **variables}, stderr=subprocess.DEVNULL)
         try:
             started.wait(limit)
@@ -62,14 +65,14 @@ def steps(variables: dict[str, str], count: int, limit: float) -> list[float]:
         return [json.loads(line)["seconds"] for line in lines][1:]
 
 
-def measure(loads: list[int], count: int, limit: float) -> Iterator[dict[str, Any]]:
+def measure(recipe: list[str], loads: list[int], count: int, limit: float) -> Iterator[dict[str, Any]]:
     """A row for each load and setting."""
     for load in loads:
         for name, variables in SETTINGS.items():
             before = os.getloadavg()[0]
             begun = time.perf_counter()
             with busy(load):
-                found = steps(variables, count, limit)
+                found = steps(recipe, variables, count, limit)
             yield {
                 "busy_processes": load,
                 "setting": name,
@@ -83,18 +86,22 @@ def measure(loads: list[int], count: int, limit: float) -> Iterator[dict[str, An
 def main() -> None:
     """Print a line for each run, and write them as JSON to --out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--recipe", help="its file or name; the quickstart if it is left out")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as with delta train")
     parser.add_argument("--busy", type=int, default=8, help="busy processes beside the second half")
     parser.add_argument("--steps", type=int, default=5, help="steps of a run")
     parser.add_argument("--limit", type=float, default=28.0, help="most seconds of a run")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    recipe = [options.recipe] if options.recipe else ["--set", "rollout.prompts=32"]
+    recipe += [word for setting in options.set for word in ("--set", setting)]
     rows = []
-    for row in measure([0, options.busy], options.steps, options.limit):
+    for row in measure(recipe, [0, options.busy], options.steps, options.limit):
         rows.append(row)
         step = row["seconds_of_a_step"]
         said = "none within the limit" if step is None else f"{step:6.2f} s a step"
         print(f"{row['busy_processes']} busy, load {row['load_average_before']:4.1f}: {row['setting']:<40} {said}")
-    write(options.out, {"rows": rows})
+    write(options.out, {"recipe": options.recipe or "quickstart", "rows": rows})
 
 
 if __name__ == "__main__":

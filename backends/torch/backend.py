@@ -86,14 +86,14 @@ class TorchEngine(LocalEngine):
             )
         if settings.deterministic:  # cuBLAS reads it when it is first used
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self.threads = settings.threads or default_threads()
-        torch.set_num_threads(self.threads)
         self._device = torch.device(name)
         self._collective = collective
         # Before the model is split over GPUs, only host memory can hold all of it.
         self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
+        self.threads = settings.threads or default_threads(self.parameters)
+        torch.set_num_threads(self.threads)
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
         self._parallel = DataParallel(collective, settings.parallel.sharding, self._device, self.trainable)

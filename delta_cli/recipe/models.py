@@ -37,7 +37,10 @@ class RunSection(Section):
     steps: int = key(100, "training steps, each on one batch of rollouts", "steps", ge=1, le=10**7)
     seed: int = key(0, "seed of everything random in the run", ge=0, lt=2**31)
     threads: int | None = key(
-        None, "processor threads of each process; absent: OMP_NUM_THREADS, or the cores it may use", ge=1, le=1024
+        None,
+        "processor threads of each process; absent: OMP_NUM_THREADS, or the cores it may use (one for a tiny model)",
+        ge=1,
+        le=1024,
     )
     deterministic: bool = key(
         False, "PyTorch on CUDA: kernels that repeat a run bit for bit; slower; a processor always repeats it"

@@ -35,7 +35,14 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default(environment: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert process.default_threads() == threads
+    assert process.default_threads(process.TINY) == threads
+
+
+def test_a_tiny_model_has_one_thread_unless_the_user_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert process.default_threads(process.TINY - 1) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert process.default_threads(process.TINY - 1) == 3
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ ORIGINAL = process.usable_cores
 def test_the_engine_computes_with_them_and_says_so() -> None:
     before = torch.get_num_threads()
     try:
-        for asked, threads in ((3, 3), (None, 12)):
+        for asked, threads in ((3, 3), (None, 1)):
             engine = registry.create("cpu", BackendSettings.of(model_path("tiny-base"), threads=asked))
             assert engine.threads == torch.get_num_threads() == threads
             engine.close()
