@@ -44,7 +44,7 @@ def init(
     from backends import registry
     from delta_cli.cli.program import as_typed
     from delta_cli.cli.run_folder import run_folder
-    from delta_cli.cli.starter_recipe import StarterInputs, starter_recipe
+    from delta_cli.cli.starter_recipe import StarterInputs, asks_in_words, is_toy, starter_recipe
     from delta_cli.recipe import load_recipe
 
     source = data or _only_data()
@@ -69,6 +69,11 @@ def init(
     say(f"data    {source}: columns {columns}; reward {loaded.rewards[0].kind}")
     say(f"model   {chosen}: prompt template {loaded.data.template}")
     say(f"recipe  {file}: read through it, then run these commands\n")
+    if loaded.data.question and is_toy(chosen) and asks_in_words(source, loaded.data.question):
+        say_aside(
+            f"{chosen} can only do sums such as 45+84=? and will learn nothing from questions in words; for those "
+            "name a language model with --model, such as HuggingFaceTB/SmolLM2-135M-Instruct"
+        )
     commands = [(as_typed(line), why) for line, why in _commands(file, run_folder(file, None, resume=False))]
     width = max(len(line) for line, _ in commands)
     for number, (line, why) in enumerate(commands, start=1):
@@ -78,7 +83,6 @@ def init(
 def _commands(file: Path, run: Path) -> list[tuple[str, str]]:
     """The commands from a data file to a model folder, each with its purpose."""
     return [
-        ("delta init", "done"),
         (delta_command("doctor", file), "checks data, model, memory"),
         (delta_command("train", file), "Ctrl-C saves; --resume continues"),
         (delta_command("report", run), "a page about the run"),

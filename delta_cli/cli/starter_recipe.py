@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def _data(inputs: StarterInputs) -> dict[str, Any]:
 
 
 def _template(inputs: StarterInputs, tokenizer: Tokenizer | None) -> dict[str, str]:
-    if _toy(inputs.model):
+    if is_toy(inputs.model):
         return {"template": "chat", "template_why": "only the question: the model is too small for instructions"}
     if tokenizer is None:
         return {"template": "chat_boxed", "template_why": "for a model with a chat template; paper for a base model"}
@@ -102,12 +103,17 @@ def _template(inputs: StarterInputs, tokenizer: Tokenizer | None) -> dict[str, s
     return {"template": "chat_boxed", "template_why": "the model's chat template; asks for the answer in \\boxed{}"}
 
 
-def _toy(model: str) -> bool:
+def is_toy(model: str) -> bool:
     """Whether the model is as small as the one that ships with the package."""
     try:
         return shape_of(model)[0].parameters < TOY
     except UserError:
         return False
+
+
+def asks_in_words(source: str, question: str) -> bool:
+    """Whether the questions of a file are prose, and not sums."""
+    return any(re.search(r"[^\W\d_]{3}", str(row[question])) for row in sources.first_rows(source, SAMPLE))
 
 
 def _size(inputs: StarterInputs) -> dict[str, Any]:
@@ -128,7 +134,7 @@ def _lengths(values: dict[str, Any], inputs: StarterInputs, tokenizer: Tokenizer
     """Room for prompts and responses within the model's context."""
     columns: Columns | None = values["columns"]
     context = _size(inputs)["context"] or 4096
-    wanted = 48 if _toy(inputs.model) else 1024
+    wanted = 48 if is_toy(inputs.model) else 1024
     if columns is None or tokenizer is None:
         return {"max_prompt_tokens": min(2048, context // 2), "max_tokens": min(wanted, context // 2), "longest": None}
     data = DataSection(

@@ -28,10 +28,10 @@ LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filte
 
 
 LEFT_OUT = {
-    "filtered": "do not meet the filter",
+    "filtered": "excluded by data.filter",
     "empty": "without a question",
     "without_gold": "without a gold answer",
-    "duplicated": "duplicates",
+    "duplicated": "with the question of an earlier row",
     "too_long": "with too long a prompt",
 }
 LISTED = 100  # rows left out that are remembered for each reason
@@ -61,7 +61,17 @@ class LoadReport:
     def __str__(self) -> str:
         counts = {words: getattr(self, reason) for reason, words in LEFT_OUT.items()}
         reasons = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-        return f"{self.kept} problems of {self.read} rows" + (f"; left out: {reasons}" if reasons else "")
+        problems, rows = ("" if count == 1 else "s" for count in (self.kept, self.read))
+        return f"{self.kept} problem{problems} of {self.read} row{rows}" + (f"; left out: {reasons}" if reasons else "")
+
+    def refuse_empty(self, source: str) -> None:
+        """Raise UserError if no problem is left."""
+        if not self.read:
+            raise UserError(
+                f'{source}: holds no rows; each needs {{"question": …, "answer": …}}, or columns like these'
+            )
+        if not self.kept:
+            raise UserError(f"{source}: no problem is left ({self})")
 
 
 @dataclass(frozen=True)
@@ -102,8 +112,7 @@ def load_problems(
         too_long = len(kept) - len(fitting)
         report = replace(report, kept=len(fitting), too_long=too_long, left_out=report.left_out + rows)
         kept = fitting
-    if not kept:
-        raise UserError(f"data.source: {data.source}: no problem is left ({report})")
+    report.refuse_empty(f"data.source: {data.source}")
     chosen = _choose(len(kept), data.limit, seed)
     count = _held_out(data, len(chosen))
     held_out, problems = (tuple(kept[i] for i in np.sort(part)) for part in (chosen[:count], chosen[count:]))
@@ -159,8 +168,7 @@ def load_benchmark(source: ProblemSource, count: int | None, seed: int) -> Seque
         refuse_dataset_keys(source)
         return generate(source, count or GENERATED_BENCHMARK, 0, "held_out")
     kept, report = _read(source)
-    if not kept:
-        raise UserError(f"data.source: {source.source}: no problem is left ({report})")
+    report.refuse_empty(source.source)
     return tuple(kept[i] for i in np.sort(_choose(len(kept), count, seed)))
 
 

@@ -36,10 +36,7 @@ def evaluations_of(path: Path) -> list[SavedEvaluation]:
     """
     if path.is_file() or (path / FILE).is_file():
         return [SavedEvaluation(path if path.is_dir() else path.parent, EvaluationResult.read(path))]
-    if not path.exists() and (Path(FOLDER) / path.name).is_dir():
-        path = Path(FOLDER) / path.name  # where delta eval writes those of a model
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
+    path = _located(path)
     root = path / FOLDER if (path / "recipe.toml").is_file() else path
     found = [SavedEvaluation(file.parent, EvaluationResult.read(file)) for file in sorted(root.glob(f"*/{FILE}"))]
     if not found:
@@ -47,11 +44,22 @@ def evaluations_of(path: Path) -> list[SavedEvaluation]:
     return sorted(found, key=lambda each: (each.evaluation.suite, each.evaluation.step or 0))
 
 
+def _located(path: Path) -> Path:
+    """The path, or the folder where ``delta eval`` keeps a model's evaluations; raises UserError if neither exists."""
+    if not path.exists() and (Path(FOLDER) / path.name).is_dir():
+        return Path(FOLDER) / path.name
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; give a run, or an evaluation that delta eval wrote")
+    return path
+
+
 def comparable(before: Path, after: Path) -> tuple[SavedEvaluation, SavedEvaluation]:
     """One evaluation of each with the same suite and settings; of several steps, the newest.
 
     Raises UserError if there is no such pair, or if there are pairs with different suites or settings.
     """
+    for path in (before, after):  # both are looked for before either is opened
+        _located(path)
     first, second = evaluations_of(before), evaluations_of(after)
     pairs = [(a, b) for a in first for b in second if not unlike(a.evaluation, b.evaluation)]
     if not pairs:

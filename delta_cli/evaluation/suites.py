@@ -68,7 +68,7 @@ def load_suite(name: str) -> Suite:
         return _parse(_toml((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name), name)
     path = Path(name).expanduser()
     if path.suffix != ".toml":
-        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.6)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"suite '{name}' does not exist{hint} (shipped: {', '.join(names())}; or the path of a .toml)")
     try:
@@ -136,7 +136,7 @@ def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> 
         sections: dict[int | str, type[BaseModel]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
         model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
         allowed = list(model.model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.6)
         hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(allowed)}"
         return f"{where}: unknown key {key}; {hint}"
     name = str(first["loc"][-1]) if first["loc"] else ""

@@ -155,7 +155,7 @@ def setting(name: str) -> str | None:
     alias = known_elsewhere(name)
     if alias is not None and alias.ours:
         return alias.ours
-    close = difflib.get_close_matches(name, [key.split(".")[-1] for key in keys], n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, [key.split(".")[-1] for key in keys], n=1, cutoff=0.7)
     return next((key for key in keys if close and key.split(".")[-1] == close[0]), None)
 
 

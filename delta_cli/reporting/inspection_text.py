@@ -180,7 +180,13 @@ def _label(inspection: Inspection, node: PrefixNode) -> Text:
 
 
 def token_table(table: TokenTable, of: str) -> RenderableType:
-    """The most amplified and most damped tokens, by kind."""
+    """The most amplified and most damped tokens, by kind; without an advantage anywhere, why there are none."""
+    if not table.tokens:
+        return Text(
+            f"No token of {of} has an advantage: the responses to each prompt all got the same reward, so there was "
+            "nothing to learn and no credit to give. Choose harder or easier problems.",
+            style="bold",
+        )
     title = f"Tokens of {of}: {table.tokens:,} with an advantage, in {table.responses:,} responses"
     drawn = Table(box=None, pad_edge=False, padding=(0, 1))
     drawn.add_column()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import textwrap
 from collections.abc import Iterator
 from itertools import groupby
@@ -21,10 +22,7 @@ def key_lines(prefix: str, width: int) -> Iterator[str]:
     """The keys that begin with ``prefix``, by section; raises UserError if there are none."""
     found = [key for key in key_reference() if key.name == prefix or key.name.startswith(prefix)]
     if not found:
-        sections = ", ".join(Recipe.model_fields)
-        close = setting(prefix.rpartition(".")[2])
-        hint = f"did you mean {close}?" if close else f"the sections are {sections}"
-        raise UserError(f"no key begins with '{prefix}'; {hint}")
+        raise UserError(f"no key begins with '{prefix}'; {_instead(prefix)}")
     for number, (section, keys) in enumerate(groupby(found, lambda key: key.name.rpartition(".")[0])):
         if number:
             yield ""
@@ -32,6 +30,19 @@ def key_lines(prefix: str, width: int) -> Iterator[str]:
         for key in keys:
             yield from _wrapped(_head(key), width, INDENT, 3 * INDENT)
             yield from _wrapped(key.description, width, 2 * INDENT, 2 * INDENT)
+
+
+def _instead(name: str) -> str:
+    """What to write for a name that is not a key: a key that resembles it, or what its section or the recipe holds."""
+    section, _, last = name.rpartition(".")
+    inside = [key.name for key in key_reference() if section and key.name.startswith(f"{section}.")]
+    if close := difflib.get_close_matches(name, inside, n=1, cutoff=0.8):
+        return f"did you mean {close[0]}?"
+    if close_elsewhere := setting(last):
+        return f"did you mean {close_elsewhere}?"
+    if inside:
+        return f"the keys of [{section}] are {', '.join(each.removeprefix(f'{section}.') for each in inside)}"
+    return f"the sections are {', '.join(Recipe.model_fields)}"
 
 
 def explained(name: str, width: int) -> Iterator[str]:
@@ -42,7 +53,7 @@ def explained(name: str, width: int) -> Iterator[str]:
     by_name = {key.name: key for key in key_reference()}
     key = by_name.get(name) or by_name.get(setting(name.rpartition(".")[2]) or "")
     if key is None:
-        raise UserError(f"no key is called '{name}'; list all: delta recipe keys")
+        raise UserError(f"no key is called '{name}'; {_instead(name)}; list all: delta recipe keys")
     section = key.name.rpartition(".")[0]
     yield from _wrapped(_head(key), width)
     yield from _wrapped(key.description + (f", in {key.unit}" if key.unit else "") + ".", width)

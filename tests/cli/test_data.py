@@ -40,7 +40,7 @@ def test_a_recipe_shows_what_the_model_gets_and_what_it_does_not(here: Path) -> 
     assert "  | sum: 12+34=?\n  gold: 46\n" in said.out
     assert said.out.count(", held out") == 1
     for line in (
-        "sums.jsonl:3: duplicates",
+        "sums.jsonl:3: with the question of an earlier row",
         "sums.jsonl:4: without a question",
         "sums.jsonl:5: without a gold answer",
         "problem 6: with too long a prompt",
@@ -63,7 +63,7 @@ def test_json_holds_everything(here: Path) -> None:
     found = json.loads(delta("data", "show", "sums.toml", "--json").out)
     assert [each["id"] for each in found["problems"]] == ["1", "2"]
     assert found["problems"][0]["answer"] == "46"
-    assert found["left_out"][0] == {"where": "sums.jsonl:3", "why": "duplicates"}
+    assert found["left_out"][0] == {"where": "sums.jsonl:3", "why": "with the question of an earlier row"}
 
 
 def test_generated_problems_and_mistakes(here: Path) -> None:

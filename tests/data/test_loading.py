@@ -88,8 +88,8 @@ def test_every_kind_of_file_gives_the_same_problems_and_account(
     assert [(p.id, p.question, p.answer) for p in loaded.problems] == [("1", "1+1?", "2"), ("6", "3+3?", "6")]
     assert loaded.report == LoadReport(read=8, kept=2, filtered=1, empty=1, without_gold=2, duplicated=1, too_long=1)
     assert str(loaded.report) == (
-        "2 problems of 8 rows; left out: 1 do not meet the filter, 1 without a question, "
-        "2 without a gold answer, 1 duplicates, 1 with too long a prompt"
+        "2 problems of 8 rows; left out: 1 excluded by data.filter, 1 without a question, "
+        "2 without a gold answer, 1 with the question of an earlier row, 1 with too long a prompt"
     )
 
 
@@ -173,7 +173,7 @@ GOOD = b'{"question": "a", "answer": "1"}\n'
         ("a.jsonl", GOOD + b'{"question": "\xff"}\n', r"a\.jsonl:2: not JSON in UTF-8"),
         ("a.jsonl", GOOD + b"[" * 100_000, r"a\.jsonl:2: not "),
         ("a.jsonl", b'{"problem": "a", "answer": "1"}\n', r"a\.jsonl:1: no column 'question'; the columns are problem"),
-        ("a.jsonl", b"", "no problem is left"),
+        ("a.jsonl", b"", "a.jsonl: holds no rows"),
         ("a.jsonl.gz", GOOD, "cannot be read"),
         ("a.jsonl.gz", gzip.compress(50 * GOOD, mtime=0)[:-12], "cannot be read"),
         ("a.json", b'{"question": "a"}', "holds no list of records"),

@@ -203,3 +203,14 @@ def test_page_has_values_to_hover_and_a_legend(run_path: Path) -> None:
     assert 'title="coefficient 1.200   p 0.607   entropy 0.25"' in page
     assert "0.80 damped (dotted)" in page
     assert "(solid) amplified 1.20" in page
+
+
+def test_a_step_that_taught_nothing_says_why(tmp_path: Path) -> None:
+    """All advantages 0: no table without rows."""
+    folder, tokenizer = synthetic.start(tmp_path / "run")
+    wrong = [synthetic.record(tokenizer, text, correct=False, advantage=0.0) for text in ("7+8=14", "7+8=13")]
+    folder.write_rollouts(1, wrong)
+    folder.append(folder.metrics, synthetic.metrics(1))
+    text = printed(tmp_path / "run")
+    assert "No token of step 1 has an advantage: the responses to each prompt all got the same reward" in text
+    assert "amplified\n" not in text.partition("Where the responses branch")[2]

@@ -41,7 +41,7 @@ def test_skipped_rows_are_reported_with_counts(model: Path, tmp_path: Path) -> N
     watcher = train(recipe, tmp_path / "run")
     (line,) = [notice.text for notice in watcher.notices if notice.name == "rows_left_out"]
     assert "12 problems of 15 rows" in line
-    assert "1 without a question, 1 duplicates, 1 with too long a prompt" in line
+    assert "1 without a question, 1 with the question of an earlier row, 1 with too long a prompt" in line
 
 
 def test_the_best_checkpoint_is_saved_when_it_is_made(model: Path, tmp_path: Path) -> None:
