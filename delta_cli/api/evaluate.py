@@ -100,11 +100,12 @@ def evaluate(
     engine: EngineSection,
     *,
     out: Path | None = None,
+    place: Path | None = None,
     allow_unsandboxed: bool = False,
     quiet: bool = False,
     say: Say = lambda line: None,
 ) -> tuple[EvaluationResult, Path]:
-    """Draw and grade what is not on disk yet; the result and its folder, ``out`` or a numbered one at its usual place.
+    """Draw and grade what is not on disk yet; the result and its folder, ``out`` or a numbered one at ``place``.
 
     Raises UserError if ``out`` holds an evaluation with other settings.
     """
@@ -116,7 +117,7 @@ def evaluate(
     from delta_cli.training.setup import open_episodes
 
     reference, settings, benchmarks = request.reference, request.settings, request.benchmarks
-    place = out or request.place
+    place = out or place or request.place
     with ExitStack() as stack:
         grader = stack.enter_context(request.grader(allow_unsandboxed))
         tokenizer = Tokenizer.load(reference.settings.model.path).chatting(settings.system, settings.thinking)

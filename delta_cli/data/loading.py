@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import numpy as np
 from delta_cli.data import arithmetic, filters, sources, word_problems
 from delta_cli.data.dataset_layouts import LAYOUTS, DatasetLayout
 from delta_cli.data.filters import Filter
-from delta_cli.data.problem import DataRow, DataSplit, Problem
+from delta_cli.data.pass_rates import read_pass_rates
+from delta_cli.data.problem import DataRow, DataSplit, Problem, question_key
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
@@ -33,6 +34,9 @@ LEFT_OUT = {
     "without_gold": "without a gold answer",
     "duplicated": "with the question of an earlier row",
     "too_long": "with too long a prompt",
+    "too_hard": "with a pass rate below data.pass_rate_min",
+    "too_easy": "with a pass rate above data.pass_rate_max",
+    "unrated": "without a pass rate in data.pass_rate_file",
 }
 LISTED = 100  # rows left out that are remembered for each reason
 
@@ -56,6 +60,9 @@ class LoadReport:
     without_gold: int = 0
     duplicated: int = 0  # same question as an earlier row
     too_long: int = 0  # prompt above the limit
+    too_hard: int = 0  # pass rate below data.pass_rate_min
+    too_easy: int = 0  # pass rate above data.pass_rate_max
+    unrated: int = 0  # not in data.pass_rate_file
     left_out: tuple[LeftOutRow, ...] = field(default=(), compare=False)  # the first ones of each reason
 
     def __str__(self) -> str:
@@ -93,9 +100,22 @@ def load_problems(
     """Read, check and split the problems of a recipe. The same arguments give the same problems.
 
     ``seed`` chooses ``data.limit`` problems and the held-out ones among them. With a tokenizer, problems whose prompt
-    has more than ``max_prompt_tokens`` are left out. ``given`` replaces the problems of the source. Raises UserError
-    if the source cannot be read or no problem is left to train on.
+    has more than ``max_prompt_tokens`` are left out. ``given`` replaces the problems of the source. Last, problems to
+    train on are left out by their pass rate; held-out ones are not. Raises UserError if the source cannot be read or no
+    problem is left to train on.
     """
+    loaded = _load(data, seed, tokenizer, max_prompt_tokens, given)
+    return loaded if data.pass_rate_file is None else _with_pass_rates(loaded, data, data.pass_rate_file)
+
+
+def _load(
+    data: DataSection,
+    seed: int,
+    tokenizer: Tokenizer | None,
+    max_prompt_tokens: int | None,
+    given: Sequence[Problem] | None = None,
+) -> LoadedData:
+    """The problems before those are left out whose pass rate is not wanted."""
     if given is not None:
         kept, report = list(given), LoadReport(len(given), len(given))
     elif data.sources:
@@ -119,6 +139,42 @@ def load_problems(
     return LoadedData(problems, held_out, report)
 
 
+def _with_pass_rates(loaded: LoadedData, data: DataSection, file: str) -> LoadedData:
+    """The problems with the pass rates in ``file``, without those to train on whose rate is not wanted."""
+    rates = read_pass_rates(file)
+    rated = [replace(each, pass_rate=rates.get(question_key(each.question, each.turns))) for each in loaded.problems]
+    if all(each.pass_rate is None for each in rated):
+        raise UserError(
+            f"data.pass_rate_file: {file}: has none of the {len(rated)} problems to train on; rate them with "
+            "`delta data rate RECIPE`"
+        )
+    reasons = [_unwanted(each.pass_rate, data) for each in rated]
+    counts = Counter(reason for reason in reasons if reason is not None)
+    kept = tuple(each for each, reason in zip(rated, reasons, strict=True) if reason is None)
+    dropped = [(each.id, reason) for each, reason in zip(rated, reasons, strict=True) if reason is not None]
+    listed = tuple(
+        LeftOutRow(f"problem {name}", reason)
+        for why in counts
+        for name, reason in islice((pair for pair in dropped if pair[1] == why), LISTED)
+    )
+    report = replace(
+        loaded.report, kept=loaded.report.kept - len(dropped), left_out=loaded.report.left_out + listed, **counts
+    )
+    if not kept:
+        raise UserError(
+            f"data.pass_rate_min = {data.pass_rate_min:g}, data.pass_rate_max = {data.pass_rate_max:g}: no problem is "
+            f"left to train on ({report})"
+        )
+    return replace(loaded, problems=kept, report=report)
+
+
+def _unwanted(rate: float | None, data: DataSection) -> str | None:
+    """Why a problem with this pass rate is left out; None if it is not."""
+    if rate is None:
+        return "unrated" if data.filters_pass_rates else None
+    return "too_hard" if rate < data.pass_rate_min else "too_easy" if rate > data.pass_rate_max else None
+
+
 def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt_tokens: int | None) -> LoadedData:
     """The problems of several sources; a problem that an earlier source has is left out of a later one.
 
@@ -130,11 +186,11 @@ def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt
     reports: list[LoadReport] = []
     seen: set[str] = set()
     for name, part in data.parts():
-        loaded = load_problems(part, seed, tokenizer, max_prompt_tokens)
+        loaded = _load(part, seed, tokenizer, max_prompt_tokens)
         train, apart = (_named(each, name, seen) for each in (loaded.problems, loaded.held_out))
         if not train:
             raise UserError(f"data.sources.{name}: no problem is left that an earlier source does not have")
-        seen.update(_chat(each.turns, each.question) for each in (*train, *apart))
+        seen.update(question_key(each.question, each.turns) for each in (*train, *apart))
         problems += train
         held_out += [((i + 0.5) / len(apart), each) for i, each in enumerate(apart)]
         repeated = len(loaded.problems) + len(loaded.held_out) - len(train) - len(apart)
@@ -149,7 +205,7 @@ def _named(problems: Sequence[Problem], name: str, seen: set[str]) -> list[Probl
     return [
         replace(each, id=f"{name}:{each.id}", source=name, kind=f"{name} {each.kind}".strip())
         for each in problems
-        if _chat(each.turns, each.question) not in seen
+        if question_key(each.question, each.turns) not in seen
     ]
 
 
@@ -284,13 +340,13 @@ def _collect(
             reason = "empty"
         elif (answer := _answer(row, layout)) is None:
             reason = "without_gold"
-        elif (chat := _chat(turns := _earlier_turns(row, layout), question)) in kept:
+        elif (key := question_key(question, turns := _earlier_turns(row, layout))) in kept:
             reason = "duplicated"
         else:
             own_id = row.get(layout.id) if layout.id else None
             columns = {name: row[name] for name in source.columns}
             number = str(read if own_id is None else own_id)
-            kept[chat] = Problem(number, question, answer, source.source, columns=columns, turns=turns)
+            kept[key] = Problem(number, question, answer, source.source, columns=columns, turns=turns)
             continue
         left_out[reason] += 1
         if left_out[reason] <= LISTED:
@@ -315,11 +371,6 @@ def _earlier_turns(row: DataRow, layout: DatasetLayout) -> tuple[Mapping[str, st
         return ()
     turns = [turn for turn in value[:-1] if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
     return tuple({"role": str(turn.get("role", "user")), "content": turn["content"]} for turn in turns)
-
-
-def _chat(turns: Sequence[Mapping[str, str]], question: str) -> str:
-    """What tells a problem from others: its question, and the turns before it if there are any."""
-    return json.dumps([*turns, question]) if turns else question
 
 
 def _encodable(text: str, where: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,3 +26,9 @@ class Problem:
     kind: str = ""  # of problem, if the source has several
     columns: DataRow = field(default_factory=dict, hash=False)  # those that data.columns names
     turns: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # of a chat, before the question
+    pass_rate: float | None = None  # share of right responses, as data.pass_rate_file says
+
+
+def question_key(question: str, turns: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What tells a problem from others: its question, and the turns before it if there are any."""
+    return json.dumps([*turns, question]) if turns else question

@@ -52,7 +52,7 @@ def first_rows(source: str, count: int) -> list[DataRow]:
         raise UserError(f"{source}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
     if path.suffix == ".parquet":
         return [row for _, row in islice(_parquet_rows(path, set(_parquet_columns(path))), count)]
-    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, _jsonl_rows)
+    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, json_lines)
     return [row for _, row in islice(read(path), count)]
 
 
@@ -76,7 +76,7 @@ def _beside(path: Path) -> str:
 def _file_rows(path: Path, columns: set[str]) -> LocatedRows:
     if path.suffix == ".parquet":
         return _parquet_rows(path, columns)
-    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, _jsonl_rows)
+    read = {".json": _json_rows, ".csv": _csv_rows}.get(path.suffix, json_lines)
     return _with_columns(read(path), columns)
 
 
@@ -88,7 +88,8 @@ def _with_columns(located: LocatedRows, columns: set[str]) -> LocatedRows:
         yield where, {column: row.get(column) for column in columns}
 
 
-def _jsonl_rows(path: Path) -> LocatedRows:
+def json_lines(path: Path) -> LocatedRows:
+    """The objects in a .jsonl or .jsonl.gz file. Raises UserError that names the line that is none."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(_lines(path, file), start=1):
             if line.strip():

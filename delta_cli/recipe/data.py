@@ -65,6 +65,25 @@ class DataSection(ProblemSource):
         "several sources: tables [data.sources.NAME] with weight, and the keys above that say where problems come from",
     )
     held_out: float = key(0.05, "share kept for evaluation and never trained on", ge=0, lt=1)
+    pass_rate_file: str | None = key(
+        None,
+        "pass rates of the problems, from `delta data rate`: a .jsonl file of question and pass_rate, or the responses "
+        "that `delta eval` keeps",
+        min_length=1,
+    )
+    pass_rate_min: float = key(0.0, "train only on problems with at least this pass rate in the file", ge=0, le=1)
+    pass_rate_max: float = key(1.0, "train only on problems with at most this pass rate in the file", ge=0, le=1)
+    curriculum: Literal["none", "pass_rate"] = key(
+        "none",
+        "order of the prompts; none: shuffled epochs; pass_rate: drawn in proportion to p · (1 − p), where p is the "
+        "share of right responses when the problem was last drawn, and 1/2 at first",
+    )
+    curriculum_exploration: float = key(
+        0.25,
+        "pass_rate: share of the prompts that come from shuffled epochs instead, so that every problem comes again",
+        gt=0,
+        le=1,
+    )
     template: str | None = key(
         None,
         "prompt template: paper, chat, chat_boxed, plain, two_shot, or text with {question}; absent: chat for "
@@ -80,6 +99,16 @@ class DataSection(ProblemSource):
         """The prompt template, or the usual one of all sources if the recipe names none."""
         usual = {USUAL_TEMPLATES.get(each.source, "paper") for each in (self.sources.values() or (self,))}
         return self.template or (usual.pop() if len(usual) == 1 else "paper")
+
+    @property
+    def filters_pass_rates(self) -> bool:
+        """Whether problems outside a range of pass rates are left out."""
+        return (self.pass_rate_min, self.pass_rate_max) != (0.0, 1.0)
+
+    @property
+    def exploration(self) -> float:
+        """The share of the prompts that come from shuffled epochs."""
+        return 1.0 if self.curriculum == "none" else self.curriculum_exploration
 
     @property
     def title(self) -> str:
@@ -103,6 +132,13 @@ class DataSection(ProblemSource):
 
     @model_validator(mode="after")
     def _one_source_or_several(self) -> Self:
+        if self.pass_rate_min > self.pass_rate_max:
+            raise ValueError(f"data.pass_rate_min = {self.pass_rate_min:g} is above data.pass_rate_max")
+        if self.filters_pass_rates and self.pass_rate_file is None:
+            raise ValueError(
+                "data.pass_rate_min and data.pass_rate_max need data.pass_rate_file; `delta data rate` writes one, and "
+                "data.filter compares with a column of the data"
+            )
         for name in self.sources:
             if not NAME.fullmatch(name):
                 raise ValueError(f"data.sources.{name}: use small letters, digits and _ in the name of a source")

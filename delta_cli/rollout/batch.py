@@ -12,6 +12,7 @@ from backends.interface import Features, Sequences, starts_of, token_index
 from backends.regions import joined as joined_regions
 from delta_cli.credit.features import JoinedFeatures, SelectedFeatures
 from delta_cli.data.problem import Problem
+from delta_cli.data.prompt_order import PassRate
 from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.episodes import Episode
 
@@ -54,6 +55,7 @@ class RolloutBatch:
     features: LocalFeatures | None = None  # None if the sampler did not keep them
     draws: int = 1  # batches of prompts sampled to fill it
     episodes: tuple[Episode, ...] | None = None  # R, if responses have several turns
+    pass_rates: tuple[PassRate, ...] = ()  # with a curriculum, of every group that was drawn to fill it
     environment_wait: float = 0.0  # seconds in which a sampler had nothing to do but wait for environments
 
     @property
@@ -96,6 +98,14 @@ class RolloutBatch:
         rewards, failed = (values.reshape(len(self.problems), -1) for values in (self.rewards, self.failed))
         highest = np.where(failed, -np.inf, rewards).max(axis=1)
         return np.flatnonzero(highest > np.where(failed, np.inf, rewards).min(axis=1))
+
+    @property
+    def group_pass_rates(self) -> Doubles:
+        """The share of right responses among those with a verdict, [G]; NaN if none has one."""
+        counted = ~self.failed.reshape(len(self.problems), -1)
+        right, counted = (self.correct.reshape(counted.shape) & counted).sum(axis=1), counted.sum(axis=1)
+        rates: Doubles = np.divide(right, counted, out=np.full(len(right), np.nan), where=counted > 0)
+        return rates
 
     def rows(self, groups: Ids) -> Ids:
         """The responses to the prompts ``groups``, in that order."""
@@ -165,6 +175,7 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         features=_joined_features(batches),
         draws=sum(batch.draws for batch in batches),
         episodes=None if regions == [] else tuple(each for batch in batches for each in batch.episodes or ()),
+        pass_rates=tuple(measured for batch in batches for measured in batch.pass_rates),
         environment_wait=sum(batch.environment_wait for batch in batches),
     )
 

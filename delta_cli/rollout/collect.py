@@ -7,6 +7,7 @@ taken, or from newer ones: its staleness is bounded, and it does not depend on h
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,8 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.collective import most
+from backends.arrays import Doubles
+from backends.collective import from_first, most
 from backends.interface import BackendError, Learner, Proxy, PublishedWeights, Sampling
+from delta_cli.data import pass_rates
+from delta_cli.data.pass_rates import read_measured, write_pass_rates
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompt_order import PromptOrder
 from delta_cli.errors import StopRequested, UserError
@@ -60,7 +64,9 @@ class BatchCollector:
     ) -> None:
         self._proxy = proxy  # of the features that the sampler should keep
         self._recipe, self._learner, self._worker, self._problems = recipe, learner, worker, problems
-        self._order = PromptOrder(problems, recipe.run.seed, recipe.data.weights)
+        self._order = PromptOrder(problems, recipe.run.seed, recipe.data.weights, recipe.data.exploration)
+        self._measures = recipe.data.curriculum != "none"
+        self._places = {id(problem): place for place, problem in enumerate(problems)}
         self._observer, self._interrupt, self._check_stop = observer, interrupt, check_stop
         self.most_ahead = recipe.engine.async_steps
         self._drawing = ThreadPoolExecutor(1, "async rollout") if self.most_ahead else None
@@ -77,7 +83,7 @@ class BatchCollector:
         other weights than the present ones and the recipe does not correct for that.
         """
         if not self._ahead:
-            batch = self._collect(step, draws, clock, self._observer, self._interrupt, self._check_stop)
+            batch = self._collect(step, draws, self._order, clock, self._observer, self._interrupt, self._check_stop)
             waited, self._draws = None, draws + batch.draws
         else:
             self._observer.phase("rollout")
@@ -91,6 +97,15 @@ class BatchCollector:
         self._check_version(batch)
         return batch, waited
 
+    @property
+    def pass_rates(self) -> Doubles:
+        """The latest pass rate of each problem in the batches that were used, [P]; NaN: not measured."""
+        return self._order.pass_rates
+
+    def used(self, batch: RolloutBatch) -> None:
+        """Choose later prompts by the pass rates in a batch that was trained on."""
+        self._order = self._order.after(batch.pass_rates)
+
     def missing(self, step: int, steps: int) -> range:
         """The steps whose batches should be started ahead while ``step`` of ``steps`` trains."""
         first = self._ahead[-1].step + 1 if self._ahead else step + 1
@@ -101,7 +116,7 @@ class BatchCollector:
         assert self._drawing is not None
         assert self._grading is not None
         clock = PhaseClock()
-        drawn = self._drawing.submit(self._draw_ahead, step, weights, clock)
+        drawn = self._drawing.submit(self._draw_ahead, step, weights, clock, self._order)
         self._ahead.append(AheadBatch(step, drawn, self._grading.submit(self._grade_ahead, drawn, clock)))
 
     def wait_until_idle(self) -> None:
@@ -137,10 +152,17 @@ class BatchCollector:
             batches.append(ahead.graded.result()[0])
         if batches:
             unused.save(folder, batches, self._problems, self._learner.version)
+        if self._measures:
+            write_pass_rates(folder / pass_rates.FILE, self._problems, self.pass_rates)
 
     def load(self, folder: Path, step: int, draws: int) -> None:
         """Take up the unused batches of a checkpoint that was saved after ``step`` steps and ``draws`` batches."""
         self._draws = draws
+        if self._measures:
+            ranks = self._worker.ranks
+            self._order = self._order.after(
+                from_first(ranks, read_measured(folder / pass_rates.FILE) if ranks.rank == 0 else [])
+            )
         batches = unused.load(folder, self._problems, self._learner.version)[: self.most_ahead]
         batches = batches[: -most(self._worker.ranks, -len(batches))]  # a rank that finds fewer samples with the others
         for number, batch in enumerate(batches):
@@ -152,7 +174,7 @@ class BatchCollector:
             self._draws += batch.draws
 
     def _draw_ahead(
-        self, step: int, weights: PublishedWeights | None, clock: PhaseClock
+        self, step: int, weights: PublishedWeights | None, clock: PhaseClock, order: PromptOrder
     ) -> PendingRollout | RolloutBatch:
         """Sample a batch; grade it too if that decides what is sampled next, or if several ranks must agree."""
 
@@ -173,10 +195,11 @@ class BatchCollector:
             with clock.phase("rollout"):
                 self._worker.sampler.load_weights(weights)
         if self._recipe.rollout.dynamic_sampling or self._worker.ranks.size > 1:
-            batch = self._collect(step, self._draws, clock, Observer(), interrupt, check_stop)
+            batch = self._collect(step, self._draws, order, clock, Observer(), interrupt, check_stop)
             self._draws += batch.draws
             return batch
-        pending = self._sample(step, self._draws, 0, clock, Observer(), interrupt)
+        problems = order.batch(self._draws, self._recipe.rollout.prompts)
+        pending = self._sample(step, problems, 0, clock, Observer(), interrupt)
         self._draws += 1
         return pending
 
@@ -193,16 +216,20 @@ class BatchCollector:
         self,
         step: int,
         draws: int,
+        order: PromptOrder,
         clock: PhaseClock,
         observer: Observer,
         interrupt: Callable[[], None],
         check_stop: Callable[[], None],
     ) -> RolloutBatch:
-        """Sample and grade one batch; with dynamic sampling, until enough groups have rewards that differ."""
+        """Sample and grade one batch, the one after ``draws`` batches of prompts; with dynamic sampling, until enough
+        groups have rewards that differ.
+        """
         rollout = self._recipe.rollout
         kept: list[RolloutBatch] = []
         for attempt in range(rollout.dynamic_sampling_limit if rollout.dynamic_sampling else 1):
-            pending = self._sample(step, draws, attempt, clock, observer, interrupt)
+            problems = order.batch(draws + attempt, rollout.prompts)
+            pending = self._sample(step, problems, attempt, clock, observer, interrupt)
             with clock.phase("reward"):
                 observer.phase("reward")
                 batch = self._graded(pending)
@@ -210,26 +237,28 @@ class BatchCollector:
             if not rollout.dynamic_sampling:
                 return batch
             kept.append(batch)
+            order = order.after((place, 1.0) for place, _ in batch.pass_rates)  # so that no second group is drawn
             if sum(len(each.mixed_groups) for each in kept) >= rollout.prompts:
                 break
         joined = join(kept)
         groups = joined.mixed_groups[: rollout.prompts]
         # If no group is mixed, keep the first draw as it is, so that the step's metrics show why nothing was learned.
-        return joined.select(groups) if len(groups) else replace(kept[0], draws=len(kept))
+        if len(groups):
+            return joined.select(groups)
+        return replace(kept[0], draws=len(kept), pass_rates=joined.pass_rates)
 
     def _sample(
         self,
         step: int,
-        draws: int,
+        problems: Sequence[Problem],
         attempt: int,
         clock: PhaseClock,
         observer: Observer,
         interrupt: Callable[[], None],
     ) -> PendingRollout:
-        """Sample responses to one batch of prompts, the one after ``draws`` + ``attempt`` others."""
+        """Sample responses to one batch of prompts, the step's first or a later ``attempt`` at it."""
         rollout, seed = self._recipe.rollout, self._recipe.run.seed
         with clock.phase("rollout"):
-            problems = self._order.batch(draws + attempt, rollout.prompts)
             sampling_seed = derive(seed, step, f"rollout {attempt}")
             return sample_batch(self._worker, problems, rollout, sampling_seed, observer, interrupt, self._proxy)
 
@@ -239,7 +268,11 @@ class BatchCollector:
         check_verdicts(batch, max(reward.max_failed for reward in self._recipe.rewards))
         if flip := self._recipe.rewards[0].flip:  # allowed with a single reward only
             batch = batch.with_flipped_rewards(flip, pending.sampling.seed)
-        return batch
+        if not self._measures:
+            return batch
+        rates = zip(batch.problems, batch.group_pass_rates.tolist(), strict=True)
+        measured = ((self._places[id(problem)], rate) for problem, rate in rates if not math.isnan(rate))
+        return replace(batch, pass_rates=tuple(measured))
 
     def _check_version(self, batch: RolloutBatch) -> None:
         present = self._learner.version

@@ -44,6 +44,7 @@ def save(folder: Path, batches: Sequence[RolloutBatch], problems: Sequence[Probl
                 "prompt_of_response": [numbers[prompt.tobytes()] for prompt in sequences.prompts],
                 "episodes": None if batch.episodes is None else [asdict(episode) for episode in batch.episodes],
                 "environment_wait": batch.environment_wait,
+                "pass_rates": batch.pass_rates,
             }
         )
         arrays |= {
@@ -95,4 +96,5 @@ def _batch(number: int, record: dict[str, Any], arrays: Any, problems: Sequence[
         draws=record["draws"],
         episodes=None if episodes is None else tuple(Episode(**episode) for episode in episodes),
         environment_wait=record.get("environment_wait", 0.0),
+        pass_rates=tuple((place, rate) for place, rate in record.get("pass_rates", ())),
     )

@@ -64,7 +64,7 @@ def find_checkpoint(
         return CheckpointReference(name, settings, step=export_stamp.step_of(Path(name)))
     recipe = load_recipe(run.recipe)
     if which in BASE:
-        return CheckpointReference(name, _base_settings(recipe), recipe, step=0)
+        return base_model(recipe, name)
     step = _step(run, which or "last", say)
     if (run.model / "config.json").is_file() and step == export_stamp.step_of(run.model):
         return CheckpointReference(name, BackendSettings.of(str(run.model), frozen=True), recipe, step=step)
@@ -74,6 +74,11 @@ def find_checkpoint(
     if problem is not None:
         raise UserError(f"{folder}: {problem}; choose another --checkpoint: {CHOICES}")
     return CheckpointReference(name, backend_settings(recipe), recipe, folder, step)
+
+
+def base_model(recipe: Recipe, name: str) -> CheckpointReference:
+    """The model before the first update of a run of the recipe."""
+    return CheckpointReference(name, _base_settings(recipe), recipe, step=0)
 
 
 def _base_settings(recipe: Recipe) -> BackendSettings:

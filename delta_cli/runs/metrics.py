@@ -139,6 +139,19 @@ OPTION_METRICS = {
     ),
     "entropy_coefficient": Metric("", "with an entropy bonus: its weight"),
 }
+CURRICULUM_METRICS = {
+    "pass_rate_drawn": Metric(
+        "share",
+        "with data.curriculum, like what follows: mean pass rate of the groups drawn for the batch, those that dynamic "
+        "sampling left out included",
+        "0.2 to 0.8",
+    ),
+    "problems_measured": Metric("share", "problems whose pass rate is known", "rises"),
+    "problems_always_solved": Metric("share", "of these: every response was right when the problem was last drawn"),
+    "problems_never_solved": Metric(
+        "share", "of these: no response was right when the problem was last drawn", "falls"
+    ),
+}
 REWARD_METRICS = {
     "reward_NAME": Metric("reward", "with several rewards: mean of the one of that name, before its weight", "rises"),
 }
@@ -167,5 +180,5 @@ GRAPH_METRICS = {
     ),
     "graph_fault": Metric("", "why CUDA graphs could not be recorded; null otherwise", "null"),
 }
-OPTION_METRICS |= EPISODE_METRICS | JUDGE_METRICS | GRAPH_METRICS
+OPTION_METRICS |= EPISODE_METRICS | JUDGE_METRICS | CURRICULUM_METRICS | GRAPH_METRICS
 METRICS |= RANK_METRICS | AHEAD_METRICS | OPTION_METRICS | REWARD_METRICS

@@ -24,8 +24,8 @@ from delta_cli.training.engine_gap import describe_gap
 from delta_cli.training.update import ScoredBatch
 
 
-def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, Any]:
-    """Metrics of the responses; ``drawn`` prompts were sampled to fill a batch of ``wanted``."""
+def describe_batch(batch: RolloutBatch, wanted: int) -> dict[str, Any]:
+    """Metrics of the responses to a batch of ``wanted`` prompts."""
     lengths, counted = batch.sequences.lengths, ~batch.failed
     graded = [verdict for verdict, counts in zip(batch.verdicts, counted, strict=True) if counts]
     return describe_episodes(batch) | {
@@ -35,12 +35,27 @@ def describe_batch(batch: RolloutBatch, drawn: int, wanted: int) -> dict[str, An
         **_accuracy_by_source(batch, counted),
         "reward_failures": sum(verdict.failure is not None for verdict in graded),
         "zero_variance_groups": 1 - len(batch.mixed_groups) / len(batch.problems),
-        "prompts_drawn": drawn,
+        "prompts_drawn": batch.draws * wanted,
         "batch_filled": len(batch.problems) / wanted,
         "response_length_mean": float(lengths.mean()),
         "response_length_max": int(lengths.max()),
         "truncated": float(batch.truncated.mean()),
         "tokens": int(lengths.sum()),
+    }
+
+
+def describe_curriculum(batch: RolloutBatch, pass_rates: Doubles) -> dict[str, Any]:
+    """Metrics of the groups drawn for the batch, and of the latest pass rates of all problems [P]; none without a
+    curriculum.
+    """
+    if not batch.pass_rates:
+        return {}
+    measured = pass_rates[~np.isnan(pass_rates)]
+    return {
+        "pass_rate_drawn": float(np.mean([rate for _, rate in batch.pass_rates])),
+        "problems_measured": len(measured) / len(pass_rates),
+        "problems_always_solved": float(np.mean(measured == 1)),
+        "problems_never_solved": float(np.mean(measured == 0)),
     }
 
 

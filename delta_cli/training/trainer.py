@@ -32,6 +32,7 @@ from delta_cli.training.checkpoint_writer import CheckpointWriter
 from delta_cli.training.metrics import (
     describe_batch,
     describe_coefficients,
+    describe_curriculum,
     describe_judges,
     describe_learner,
     describe_process,
@@ -161,9 +162,9 @@ class Trainer:
                 self._publish()
 
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + batch.draws)
-        record: JsonObject = {"step": number + 1}
-        prompts = self.recipe.rollout.prompts
-        record |= describe_batch(batch, batch.draws * prompts, prompts)
+        self.collector.used(batch)
+        record: JsonObject = {"step": number + 1} | describe_batch(batch, self.recipe.rollout.prompts)
+        record |= describe_curriculum(batch, self.collector.pass_rates)
         record |= describe_judges(self.worker.grader.used(), self.ranks)
         record |= describe_scores(scored, self.updater.correction)
         if self.updater.weighs_tokens:

@@ -168,6 +168,9 @@ ALONE = {
     "data.source",
     "data.sources",  # tests/data/test_several_sources.py
     *(f"data.{name}" for name in OF_ROWS),
+    *(f"data.pass_rate_{name}" for name in ("file", "min", "max")),  # tests/data/test_pass_rates.py
+    "data.curriculum",  # these two in tests/rollout/test_curriculum.py
+    "data.curriculum_exploration",
     "rollout.max_prompt_tokens",
     "rollout.dynamic_sampling",
     "rollout.dynamic_sampling_limit",
