@@ -391,6 +391,12 @@ class Learner(Protocol):
         Raises BackendError unless the settings have ``keep_reference``.
         """
 
+    def hidden_residuals(self, sequences: Sequences) -> Floats:
+        """‖h − h_reference‖ of the final hidden states, which the head reads, for every token; [N] float32.
+
+        Raises BackendError unless the settings have ``keep_reference``.
+        """
+
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
         """Forward and backward over all sequences, in micro-batches; adds to the gradient.
 

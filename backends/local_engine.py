@@ -185,10 +185,18 @@ class LocalEngine(ABC):
 
     def reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities [N] float32 under the reference policy."""
+        self._check_reference(sequences)
+        return self.recovery.run(lambda: self._reference(sequences))
+
+    def hidden_residuals(self, sequences: Sequences) -> Floats:
+        """How far each token's final hidden state is from the reference policy's, [N] float32."""
+        self._check_reference(sequences)
+        return self.recovery.run(lambda: self._hidden_residuals(sequences))
+
+    def _check_reference(self, sequences: Sequences) -> None:
         check_sequences(sequences, self.vocabulary)
         if not self.settings.keep_reference:
             raise BackendError("this run has no reference policy; load the model with keep_reference = true")
-        return self.recovery.run(lambda: self._reference(sequences))
 
     def accumulate(self, sequences: Sequences, objective: Objective) -> float:
         """Forward and backward passes over all sequences; starts over with smaller micro-batches if memory runs out."""
@@ -235,6 +243,9 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _reference(self, sequences: Sequences) -> Floats: ...
+
+    @abstractmethod
+    def _hidden_residuals(self, sequences: Sequences) -> Floats: ...
 
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterable[tuple[Ids, Any]]:
         """Yield flat positions and unscaled features of the tokens start:stop, some at a time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -136,9 +137,24 @@ class FakeEngine(LocalEngine):
         return Scores(logprobs.astype(np.float32), entropies.astype(np.float32), features)
 
     def _reference(self, sequences: Sequences) -> Floats:
+        with self._as_loaded():
+            return self._score(sequences, None).logprobs
+
+    def _hidden_residuals(self, sequences: Sequences) -> Floats:
+        found = np.zeros(len(sequences.tokens), np.float32)
+        for batch in micro_batches(sequences, self.settings.memory.micro_batch_tokens):
+            present, _ = self._states(batch)
+            with self._as_loaded():
+                loaded, _ = self._states(batch)
+            found[token_index(sequences.starts, batch.rows)] = np.linalg.norm(present - loaded, axis=1)
+        return found
+
+    @contextmanager
+    def _as_loaded(self) -> Iterator[None]:
+        """With the weights that were loaded."""
         current, self.model.weights = self.model.weights, self.initial
         try:
-            return self._score(sequences, None).logprobs
+            yield
         finally:
             self.model.weights = current
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,27 @@ class MlxEngine(LocalEngine):
 
     def _reference(self, sequences: Sequences) -> Floats:
         """Log-probabilities of the policy as it was loaded: without adapters, or of the weights kept then."""
+        with self._as_loaded():
+            return self._score(sequences, None).logprobs
+
+    def _hidden_residuals(self, sequences: Sequences) -> Floats:
+        found = np.zeros(len(sequences.tokens), np.float32)
+        for batch in self._micro_batches(sequences):
+            present = self._hidden(batch)
+            mx.eval(present)  # before the weights change
+            with self._as_loaded():
+                moved = mx.linalg.norm(present - self._hidden(batch), axis=1)
+                found[token_index(sequences.starts, batch.rows)] = np.array(moved)
+        return found
+
+    @contextmanager
+    def _as_loaded(self) -> Iterator[None]:
+        """With the weights that were loaded."""
         assert self.loaded is not None
         current = self.model.parameters()
         self.model.update(self.loaded)
         try:
-            return self._score(sequences, None).logprobs
+            yield
         finally:
             self.model.update(current)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +210,21 @@ class TorchEngine(LocalEngine):
             return self._score_under(self._frozen, sequences, None).logprobs
         finally:
             self._parallel.scatter(self._frozen)
+
+    @torch.no_grad()
+    def _hidden_residuals(self, sequences: Sequences) -> Floats:
+        found = np.zeros(len(sequences.tokens), np.float32)
+        frozen = self._frozen
+        for batch in self._rounds(sequences):
+            present, predicts, _ = self._hidden(self._policy, batch or FILLER)
+            with self._policy.as_loaded() if frozen is None else nullcontext(frozen) as reference:
+                loaded, _, _ = self._hidden(reference, batch or FILLER)
+            if batch is not None:
+                moved = (present[predicts].float() - loaded[predicts].float()).norm(dim=1)
+                found[token_index(sequences.starts, batch.rows)] = moved.cpu().numpy()
+        if frozen is not None:
+            self._parallel.scatter(frozen)
+        return found
 
     @torch.no_grad()
     def _score_under(self, policy: TorchPolicy, sequences: Sequences, proxy: Proxy | None) -> Scores:

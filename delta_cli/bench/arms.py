@@ -10,6 +10,7 @@ from delta_cli.credit.methods import Method
 from delta_cli.errors import UserError
 
 SOLVER_CREDITS = Path(__file__).parent / "solver_credits.py"
+HINT = "<hint>"  # in the changes of an arm: the task's
 Role = Literal["reference", "credit", "good", "bad"]
 
 
@@ -25,6 +26,11 @@ class BenchArm:
 def credit_arm(name: str, credit: str) -> BenchArm:
     """A credit in DAPO, scaled to mean 1 on each side, so that it changes no balance between the sides."""
     return BenchArm(name, ("method.preset=dapo", f"method.credit={credit}", "method.normalise=side"))
+
+
+def _hinted(name: str, credit: str) -> BenchArm:
+    """A credit that reads a second forward pass with the task's hint."""
+    return BenchArm(name, (*credit_arm(name, credit).changes, f"method.hint={HINT}"))
 
 
 def _solver(function: str) -> tuple[str, ...]:
@@ -48,6 +54,10 @@ ARMS: dict[str, BenchArm] = {
         credit_arm("entropy", "entropy_weight"),
         credit_arm("position", "position"),
         credit_arm("random", "random"),
+        credit_arm("eapo", "eapo"),
+        _hinted("rlsd", "rlsd"),
+        _hinted("cort", "cort"),
+        BenchArm("arca", (*credit_arm("arca", "arca").changes, "method.hidden_residuals=true")),
         BenchArm("solver", _solver("solver"), "good"),
         credit_arm("solver, by side", f"{SOLVER_CREDITS}:solver"),
         BenchArm("solver, as given", _solver("solver")[:2]),  # which also lightens the wrong side

@@ -19,13 +19,14 @@ NOTES = (
     "|A| · (1 − p).",
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed. The comparison that counts is the "
     "area under the learning curve against DAPO; p is two-sided, and Holm's correction is over the task's credits.",
-    "AUC: the chance that the first wrong token of a wrong response outweighs another token of it; 0.5 is chance.",
+    "AUC: the chance that the first wrong token of a wrong response outweighs another token of it; 0.5 is chance. "
+    "Groups without a right response are left out, because they have no weights to compare.",
     "Noise: trace of the covariance of mini-batch gradients over the squared norm of their mean, relative to DAPO's. "
     "Cosine: of a mini-batch's gradient with DAPO's gradient of 32 other prompts, less DAPO's own.",
 )
 HEADINGS = {
     "learning": ("arm", "area, %", "− dapo", "p", "− lighter", "final, %", "− dapo", "verdict"),
-    "other": ("arm", "AUC", "AUC, 8 updates", "noise / dapo's", "cosine − dapo's", "s credit", "s step"),
+    "other": ("arm", "AUC", "AUC, 8 updates", "noise / dapo's", "cosine − dapo's", "forwards", "s credit", "s step"),
 }
 
 
@@ -51,9 +52,10 @@ def tables(task: TaskSummary) -> list[BenchTable]:
         ),
     ]
     if task.adapters:
-        names = tuple(dict.fromkeys(name for arms in task.adapters.values() for name in arms))
-        rows = [(arm, *(_span(of.get(name)) for name in names)) for arm, of in task.adapters.items()]
-        found.append(BenchTable(f"{task.task}: AUC after 8 updates by adapter", ("arm", *names), rows))
+        names = tuple(next(iter(task.adapters.values())))
+        for title, number in (("AUC", "auc"), ("rank correlation with full weights", "rank")):
+            rows = [(arm, *(_span(getattr(of[name], number)) for name in names)) for arm, of in task.adapters.items()]
+            found.append(BenchTable(f"{task.task}: {title} after 8 updates by adapter", ("arm", *names), rows))
     return [table for table in found if table.rows]
 
 
@@ -117,6 +119,7 @@ def _other(row: BenchRow) -> tuple[str, ...]:
         _span(row.auc_trained),
         _span(row.noise),
         _span(row.cosine, "+.3f"),
+        "" if row.forwards is None else f"{row.forwards:.0f}",
         "" if row.seconds is None else f"{row.seconds:.2f}",
         "" if row.step_seconds is None else f"{row.step_seconds:.2f}",
     )

@@ -11,13 +11,13 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from delta_cli.bench.arms import BenchArm
+from delta_cli.bench.arms import DAPO, BenchArm
 from delta_cli.bench.tasks import Task
-from delta_cli.bench.units import ADAPTERS, Unit, measure
+from delta_cli.bench.units import Unit, measure
 from delta_cli.runs.folder import JsonObject, read_lines
 
-FINDING_TASKS = ("addition", "sparse", "fork", "words")
-ADAPTER_TASK = "addition"
+FINDING_TASKS = ("addition", "sparse", "fork", "chain", "words")
+ADAPTER_TASKS = ("addition", "fork")
 ADAPTER_SEEDS = 4
 MEASURED_SEEDS, QUICK_MEASURED_SEEDS = 8, 2  # on which mistakes and gradients are measured
 
@@ -37,12 +37,11 @@ def plan(
     for number, seed in enumerate(seeds):
         for task in tasks:
             if task.name in FINDING_TASKS and number < measured:
-                yield from (Unit("finding", task, arm, seed, backend, "full", given) for arm in credits)
-                yield from (Unit("gradient", task, arm, seed, backend, "full", given) for arm in arms)
-            if task.name == ADAPTER_TASK and number < ADAPTER_SEEDS and not quick:
-                for adapter in (name for name in ADAPTERS if name != "full"):
-                    yield from (Unit("finding", task, arm, seed, backend, adapter, given) for arm in credits)
-            yield from (Unit("learning", task, arm, seed, backend, "full", given) for arm in arms)
+                yield from (Unit("finding", task, arm, seed, backend, given) for arm in credits)
+                yield from (Unit("gradient", task, arm, seed, backend, given) for arm in arms)
+            if task.name in ADAPTER_TASKS and number < ADAPTER_SEEDS and not quick:
+                yield Unit("adapters", task, DAPO, seed, backend, given)
+            yield from (Unit("learning", task, arm, seed, backend, given) for arm in arms)
 
 
 def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]) -> None:

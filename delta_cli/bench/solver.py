@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from backends.arrays import Bools
-from delta_cli.bench.fork_reward import GOOD_LETTER
+from delta_cli.bench.letters import FREE_LETTERS, LINE, deciding_characters
 from delta_cli.credit.weight_functions import CreditInput
 from delta_cli.data import arithmetic
 from delta_cli.data.problem import Problem
 from delta_cli.recipe.data import Arithmetic
 from delta_cli.rewards.equations import find_equations
-
-FREE_LETTERS = re.compile("[a-h]{8}")  # how responses of the task fork begin
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ def _tokens(pieces: Sequence[str], characters: Sequence[int]) -> np.ndarray[tupl
 def _characters(question: str, answer: str, text: str) -> tuple[list[int], list[int]]:
     """The characters that can be wrong, and those that are."""
     text = text.partition("<|endoftext|>")[0]
-    if FREE_LETTERS.match(text):
-        return _fork(text)
+    if text.startswith(LINE[0]) or FREE_LETTERS.match(text):
+        return deciding_characters(text)
     digits = [place for place, character in enumerate(text) if character.isdigit()]
     if found := re.fullmatch(r"(\d+)\+(\d+)=\?", question):
         problem = Problem(question[:-2], question, answer, arithmetic.SOURCE)
@@ -59,17 +57,3 @@ def _characters(question: str, answer: str, text: str) -> tuple[list[int], list[
         return digits, [] if error is None else [error]
     false = (equation for equation in find_equations(text) if not equation.holds)
     return digits, [equation.stop - 1 for equation in false][:1]
-
-
-def _fork(text: str) -> tuple[list[int], list[int]]:
-    """The same for the task fork, in which the second word decides and all other letters are free.
-
-    A second word that is too long is wrong from its second letter on if the first is the good one.
-    """
-    words = text.split(" ")
-    if len(words) == 1:
-        return [], [len(text)]
-    place = len(words[0]) + 1
-    if words[1] == GOOD_LETTER:
-        return [place], []
-    return [place], [place + words[1].startswith(GOOD_LETTER)]

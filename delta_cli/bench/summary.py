@@ -44,6 +44,7 @@ class BenchRow:
     auc_trained: SeedInterval | None = None  # after 8 updates
     noise: SeedInterval | None = None  # noise over signal of the gradient, relative to DAPO's
     cosine: SeedInterval | None = None  # of a mini-batch's gradient with the reference, less DAPO's
+    forwards: float | None = None  # passes over the batch before the update
     seconds: float | None = None  # of scoring and credit in a step
     step_seconds: float | None = None
 
@@ -61,6 +62,14 @@ class BenchRow:
 
 
 @dataclass(frozen=True)
+class AdapterCredit:
+    """A credit after 8 updates of an adapter."""
+
+    auc: SeedInterval | None
+    rank: SeedInterval | None  # Spearman's correlation with its weights after 8 updates of full weights
+
+
+@dataclass(frozen=True)
 class TaskSummary:
     """A task's rows, and whether the bench tells good from bad there."""
 
@@ -68,7 +77,7 @@ class TaskSummary:
     rows: list[BenchRow]
     fit: PairedComparison | None  # the solver's credit over DAPO
     told_apart: dict[str, PairedComparison]  # the solver's credit over each bad one
-    adapters: dict[str, dict[str, SeedInterval]]  # AUC after 8 updates, by arm and adapter
+    adapters: dict[str, dict[str, AdapterCredit]]  # by credit and adapter
 
     @property
     def sane(self) -> bool | None:
@@ -113,7 +122,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def _task(name: str, found: list[JsonObject]) -> TaskSummary:
-    arms = list(dict.fromkeys(record["arm"] for record in found))
+    arms = list(dict.fromkeys(record["arm"] for record in found if record["question"] != "adapters"))
     rows = [_row(arm, found) for arm in arms]
     tested = [row for row in rows if row.role == "credit" and row.area_over_dapo is not None]
     adjusted = dict(zip((row.arm for row in tested), holm([_p(row) for row in tested]), strict=True))
@@ -152,31 +161,34 @@ def _row(arm: str, found: Sequence[JsonObject]) -> BenchRow:
         auc_trained=_interval(values("finding", "auc_8").values()),
         noise=_interval(noise[seed] / plain[seed] for seed in noise.keys() & plain.keys()),
         cosine=_interval(cosine[seed] - plain_cosine[seed] for seed in cosine.keys() & plain_cosine.keys()),
+        forwards=_median(record.get("forwards", 1) for record in runs),
         seconds=_median(record["seconds_credit"] for record in runs if "seconds_credit" in record),
         step_seconds=_median(record["seconds_step"] for record in runs if "seconds_step" in record),
     )
 
 
-def _values(found: Iterable[JsonObject], question: str, arm: str, number: str, adapter: str = "full") -> dict[int, Any]:
+def _values(found: Iterable[JsonObject], question: str, arm: str, number: str) -> dict[int, Any]:
     """A number by seed."""
     return {
         record["seed"]: record[number]
         for record in found
-        if (record["question"], record["arm"], record["adapter"]) == (question, arm, adapter)
-        and record.get(number) is not None
+        if (record["question"], record["arm"]) == (question, arm) and record.get(number) is not None
     }
 
 
-def _adapters(found: Sequence[JsonObject]) -> dict[str, dict[str, SeedInterval]]:
-    """AUCs after 8 updates by arm and adapter, of the arms that were measured with adapters."""
-    finding = [record for record in found if record["question"] == "finding"]
-    table: dict[str, dict[str, SeedInterval]] = {}
-    for arm in dict.fromkeys(record["arm"] for record in finding if record["adapter"] != "full"):
-        for adapter in dict.fromkeys(record["adapter"] for record in finding if record["arm"] == arm):
-            aucs = _values(finding, "finding", arm, "auc_8", adapter)
-            if aucs:
-                table.setdefault(arm, {})[adapter] = over_seeds(list(aucs.values()))
-    return table
+def _adapters(found: Sequence[JsonObject]) -> dict[str, dict[str, AdapterCredit]]:
+    """What was measured with adapters, by credit and adapter."""
+    tables = [record["table"] for record in found if record["question"] == "adapters"]
+    if not tables:
+        return {}
+
+    def over(credit: str, adapter: str, number: str) -> SeedInterval | None:
+        return _interval(found for table in tables if (found := table[credit][adapter][number]) is not None)
+
+    return {
+        credit: {name: AdapterCredit(over(credit, name, "auc"), over(credit, name, "rank")) for name in adapters}
+        for credit, adapters in tables[0].items()
+    }
 
 
 def _interval(values: Iterable[float]) -> SeedInterval | None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from delta_cli import assets
 from delta_cli.assets import TINY_BASE
+from delta_cli.bench.arms import HINT
+from delta_cli.bench.letters import CHAIN_HINT
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.shipped import FOLDER
@@ -30,10 +32,12 @@ class Task:
     title: str
     changes: tuple[str, ...]
     model: str | None = None  # the option of the command that names its model; None: the shipped one
+    hint: str = "{question} The answer is {answer}."  # for credits with a second forward pass
 
     def recipe(self, *changes: str) -> Recipe:
         """The recipe of a run with further changes."""
-        return load_recipe(QUICKSTART, [*COMMON, *self.changes, *changes])
+        hinted = (change.replace(HINT, self.hint) for change in changes)
+        return load_recipe(QUICKSTART, [*COMMON, *self.changes, *hinted])
 
 
 _SHORT = ("run.steps=24", "rollout.prompts=16", "rollout.responses=8", "evaluation.samples=2")
@@ -54,18 +58,31 @@ _WORDS = (
     "evaluation.temperature=0.6",
 )
 
-_FORK = (
-    f"model.path={Path(assets.__file__).parent / 'fork-base'}",  # benchmarks/make_fork_base.py
-    "reward.kind=custom",
-    f"reward.custom_file={Path(__file__).parent / 'fork_reward.py'}",
-    "run.steps=24",
-    "rollout.prompts=4",
-    "rollout.responses=4",
-    "rollout.max_tokens=90",
-    "update.mini_batches=1",
-    "update.learning_rate=2e-4",
-    "evaluation.problems=60",
-    "evaluation.samples=2",
+
+def _letters(name: str, *changes: str) -> tuple[str, ...]:
+    """A task of ``letters.py``, whose base benchmarks/make_bench_base.py makes."""
+    return (
+        f"model.path={Path(assets.__file__).parent / f'{name}-base'}",
+        "reward.kind=custom",
+        f"reward.custom_file={Path(__file__).parent / 'letters.py'}",
+        f"reward.custom_function={name}_reward",
+        "update.mini_batches=1",
+        "update.learning_rate=2e-4",
+        "evaluation.problems=60",
+        *changes,
+    )
+
+
+_FORK = _letters(
+    "fork", "rollout.prompts=4", "rollout.responses=4", "rollout.max_tokens=90", "run.steps=24", "evaluation.samples=2"
+)
+_CHAIN = _letters(
+    "chain",
+    "rollout.prompts=2",
+    "rollout.responses=8",
+    "rollout.max_tokens=200",
+    "run.steps=16",
+    "evaluation.samples=1",
 )
 
 TASKS: dict[str, Task] = {
@@ -80,6 +97,7 @@ TASKS: dict[str, Task] = {
             model="--sparse-base",
         ),
         Task("fork", "one free letter among sixty decides; 16 responses a step", _FORK),
+        Task("chain", "six of 186 letters decide, 48 are free; 16 responses a step", _CHAIN, hint=CHAIN_HINT),
         Task("words", "SmolLM2-135M on word problems", _WORDS, model="--smollm2"),
     )
 }

@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
+from scipy import stats
 
-from backends.arrays import Doubles, Ids
+from backends.arrays import Bools, Doubles, Ids
 from delta_cli.bench.arms import DAPO, SOLVER_CREDITS, BenchArm
 from delta_cli.bench.tasks import Task
 from delta_cli.credit import TokenCoefficients
@@ -25,14 +26,23 @@ from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
-from delta_cli.training.update import ScoredBatch, Updater
+from delta_cli.training.update import ScoredBatch, Updater, batch_advantages
 
-Question = Literal["finding", "gradient", "learning"]
-AdapterName = Literal["full", "lora", "dora"]
-ADAPTERS: dict[AdapterName, tuple[str, ...]] = {
+Question = Literal["finding", "gradient", "learning", "adapters"]
+ADAPTERS: dict[str, tuple[str, ...]] = {
     "full": (),
     "lora": ("model.lora.rank=8",),
     "dora": ("model.lora.rank=8", "model.lora.dora=true"),
+    "lora, 4-bit base": ("model.lora.rank=8", "model.load_in_4bit=true"),
+}
+ADAPTER_RATE = 10  # learning rate of adapters over that of full weights
+ADAPTER_CREDITS: dict[str, tuple[str, ...]] = {
+    "delta": ("method.preset=delta",),
+    "delta, hidden_topk": ("method.preset=delta", "delta.proxy=hidden_topk"),
+    "delta, hidden_exact": ("method.preset=delta", "delta.proxy=hidden_exact"),
+    "surprisal": ("method.credit=surprisal",),
+    "entropy": ("method.credit=entropy_weight",),
+    "arca": ("method.credit=arca", "method.hidden_residuals=true"),
 }
 MEASURED_STEPS = (0, 8)  # updates with DAPO before the weights are compared with the solver's mark
 REFERENCE, MINI_BATCHES, MINI_BATCH = 32, 4, 4  # prompts of the reference gradient; mini-batches; prompts of each
@@ -47,24 +57,24 @@ class Unit:
     arm: BenchArm
     seed: int
     backend: str = "cpu"
-    adapter: AdapterName = "full"
     changes: tuple[str, ...] = ()  # of the recipe, in every arm
 
     @property
     def key(self) -> tuple[str, ...]:
         """What tells the unit from others."""
-        return (self.question, self.task.name, self.arm.name, str(self.seed), self.adapter, *self.changes)
+        return (self.question, self.task.name, self.arm.name, str(self.seed), "full", *self.changes)
 
     def recipe(self, *changes: str) -> Recipe:
         """The recipe of the unit's runs."""
-        return self.task.recipe(*ADAPTERS[self.adapter], *self.changes, f"run.seed={self.seed}", *changes)
+        return self.task.recipe(*self.changes, f"run.seed={self.seed}", *changes)
 
 
 def measure(unit: Unit) -> JsonObject:
     """Compute the unit; the record says what it is, how long it took, and the answer."""
     begun = time.perf_counter()
-    answer = {"finding": finding, "gradient": gradient, "learning": learning}[unit.question](unit)
-    about = {"task": unit.task.name, "arm": unit.arm.name, "seed": unit.seed, "adapter": unit.adapter}
+    measures = {"finding": finding, "gradient": gradient, "learning": learning, "adapters": adapters}
+    answer = measures[unit.question](unit)
+    about = {"task": unit.task.name, "arm": unit.arm.name, "seed": unit.seed}
     return {"key": unit.key, "question": unit.question, **about, **answer, "seconds": time.perf_counter() - begun}
 
 
@@ -81,6 +91,7 @@ def learning(unit: Unit) -> JsonObject:
         "area": float(np.mean(curve)),
         "final": evaluations[-1]["accuracy"],
         "curve": [round(value, 4) for value in curve],
+        "forwards": 1 + bool(recipe.method.hint) + 2 * recipe.method.hidden_residuals,
         "length": steps[-1]["response_length_mean"],
         "entropy": steps[-1]["entropy_mean"],
         "seconds_credit": sum(record["seconds_score"] + record["seconds_credit"] for record in steps) / len(steps),
@@ -95,22 +106,58 @@ def finding(unit: Unit) -> JsonObject:
         for step in range(max(MEASURED_STEPS) + 1):
             batch = _batch(trainer, step, trainer.recipe.rollout.prompts)
             if step in MEASURED_STEPS:
-                marks = _weights(unit, trainer, batch, f"method.credit={SOLVER_CREDITS}:first_mistake")
-                weights = _weights(unit, trainer, batch, *unit.arm.changes)
-                aucs = list(mistake_aucs(weights, marks > 0, batch.sequences.starts, batch.correct))
+                aucs = _aucs(batch, _weights(unit, trainer, batch, *unit.arm.changes), _marks(unit, trainer, batch))
                 found[f"auc_{step}"] = float(np.mean(aucs)) if aucs else None
                 found[f"responses_{step}"] = len(aucs)
-            scored = trainer.updater.score(batch)
-            trainer.updater.update(scored, trainer.updater.credit(scored, step), step)
+            _update(trainer, batch, step)
     return found
 
 
-def mistake_aucs(weights: Doubles, marks: Any, starts: Ids, correct: Any) -> Iterator[float]:
-    """Of each wrong response with a marked token, the share of its other tokens that the mark outweighs.
+def adapters(unit: Unit) -> JsonObject:
+    """AUC of credits, and their rank correlation with those of full weights, by adapter.
+
+    All weigh the same responses, which the base sampled, each under a policy after eight updates with DAPO. Adapters
+    learn at ten times the rate of full weights.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    full: dict[str, Doubles] = {}
+    with _trainer(unit) as base:
+        batch = _batch(base, 0, base.recipe.rollout.prompts)
+        marks = _marks(unit, base, batch)
+    kept = np.repeat(batch_advantages(batch, "group_normalised") != 0, batch.sequences.lengths)
+    rate = unit.recipe().update.learning_rate * ADAPTER_RATE
+    for name, adapter in ADAPTERS.items():
+        changes = (*adapter, *((f"update.learning_rate={rate}",) if adapter else ()))
+        with _trainer(unit, *changes, "method.hidden_residuals=true") as trainer:
+            for step in range(max(MEASURED_STEPS)):
+                _update(trainer, _batch(trainer, step, trainer.recipe.rollout.prompts), step)
+            for credit, chosen in ADAPTER_CREDITS.items():
+                weights = _weights(unit, trainer, batch, *chosen)
+                aucs = _aucs(batch, weights, marks)
+                rank = _rank_correlation(full.setdefault(credit, weights)[kept], weights[kept])
+                table.setdefault(credit, {})[name] = {"auc": float(np.mean(aucs)) if aucs else None, "rank": rank}
+    return {"table": table}
+
+
+def _rank_correlation(first: Doubles, second: Doubles) -> float | None:
+    """Spearman's; None if either is constant."""
+    if not (np.ptp(first) and np.ptp(second)):
+        return None
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def _aucs(batch: RolloutBatch, weights: Doubles, marks: Bools) -> list[float]:
+    """The AUCs of the wrong responses whose group has a right one too; the others teach nothing and have no weights."""
+    compared = ~batch.correct & (batch_advantages(batch, "group_normalised") != 0)
+    return list(mistake_aucs(weights, marks, batch.sequences.starts, compared))
+
+
+def mistake_aucs(weights: Doubles, marks: Bools, starts: Ids, compared: Bools) -> Iterator[float]:
+    """Of each response to compare with a marked token, the share of its other tokens that the mark outweighs.
 
     Ties count half: 0.5 is chance.
     """
-    for row in np.flatnonzero(~correct):
+    for row in np.flatnonzero(compared):
         own = np.arange(starts[row], starts[row + 1])
         marked, others = own[marks[own]], own[~marks[own]]
         if len(marked) and len(others):
@@ -175,10 +222,11 @@ def _cosine(first: float, second: float, both: float) -> float:
 
 
 @contextmanager
-def _trainer(unit: Unit) -> Iterator[Trainer]:
-    """A trainer with DAPO's recipe, which saves nothing."""
+def _trainer(unit: Unit, *changes: str) -> Iterator[Trainer]:
+    """A trainer with DAPO's recipe, which saves nothing; it can score what the unit's credit reads."""
+    reads = [change for change in unit.arm.changes if change.startswith("method.hidden_residuals")]
     with TemporaryDirectory() as scratch:
-        recipe = unit.recipe(*DAPO.changes, "evaluation.every=never")
+        recipe = unit.recipe(*DAPO.changes, "evaluation.every=never", *reads, *changes)
         with open_trainer(recipe, unit.backend, Path(scratch) / "run", Observer()) as trainer:
             yield trainer
 
@@ -189,6 +237,16 @@ def _batch(trainer: Trainer, step: int, prompts: int) -> RolloutBatch:
     problems = prompt_order.batch(trainer.problems, step, prompts, seed)
     rollout = trainer.recipe.rollout
     return sample_batch(trainer.worker, problems, rollout, derive(seed, step, "rollout 0")).result()
+
+
+def _update(trainer: Trainer, batch: RolloutBatch, step: int) -> None:
+    scored = trainer.updater.score(batch)
+    trainer.updater.update(scored, trainer.updater.credit(scored, step), step)
+
+
+def _marks(unit: Unit, trainer: Trainer, batch: RolloutBatch) -> Bools:
+    """The first wrong token of each response, [N]."""
+    return _weights(unit, trainer, batch, f"method.credit={SOLVER_CREDITS}:first_mistake") > 0
 
 
 def _weights(unit: Unit, trainer: Trainer, batch: RolloutBatch, *changes: str) -> Doubles:

@@ -10,7 +10,20 @@ from delta_cli.credit.checks import check_choices, check_positive
 from delta_cli.credit.entropy import CovarianceKind
 from delta_cli.credit.weight_functions import FUNCTION_IN_FILE, WEIGHT_FUNCTIONS
 
-CreditKind = Literal["uniform", "delta", "entropy", "future_kl", "surprisal", "entropy_weight", "random", "position"]
+CreditKind = Literal[
+    "uniform",
+    "delta",
+    "entropy",
+    "future_kl",
+    "surprisal",
+    "entropy_weight",
+    "random",
+    "position",
+    "eapo",
+    "rlsd",
+    "cort",
+    "arca",
+]
 GateKind = Literal["none", "clip", "soft", "sequence_clip", "stop_gradient"]
 AggregationKind = Literal["token_mean", "micro_batch_mean", "response_mean", "response_sum", "constant"]
 

@@ -59,6 +59,8 @@ class CreditInput:
     questions: Sequence[str] = ()  # [R]; empty inside TRL
     answers: Sequence[str] = ()  # [R] gold answers; empty inside TRL
     pieces: Callable[[int], list[str]] | None = None  # the text that each token of a response adds
+    hinted_logprobs: Doubles | None = None  # [N] with method.hint in place of the question
+    hidden_residuals: Doubles | None = None  # [N] ‖h − h as loaded‖, with method.hidden_residuals
 
     @property
     def token_advantages(self) -> Doubles:
@@ -69,6 +71,20 @@ class CreditInput:
     def rows(self) -> Ids:
         """The response that each token belongs to, [N]."""
         return np.repeat(np.arange(len(self.advantages)), np.diff(self.starts))
+
+    @property
+    def hint_gains(self) -> Doubles:
+        """How much likelier each token is with the hint, nats [N]. Raises ValueError if there is none."""
+        if self.hinted_logprobs is None:
+            raise ValueError("it compares log-probabilities with and without a hint; set method.hint")
+        return self.hinted_logprobs - self.logprobs
+
+    def mean_one(self, weights: Doubles) -> Doubles:
+        """Weights [N] scaled to mean 1 in each response; 1 where a response has none."""
+        lengths = np.diff(self.starts)
+        sums = np.bincount(self.rows, weights, len(lengths))
+        scale = np.repeat(lengths / np.maximum(sums, _FLOOR), lengths)
+        return np.where(np.repeat(sums > _FLOOR, lengths), weights * scale, 1.0)
 
 
 @dataclass(frozen=True)
@@ -144,11 +160,44 @@ def position(batch: CreditInput) -> Doubles:
     return weights
 
 
+def eapo(batch: CreditInput) -> Doubles:
+    """1 + 0.2·z with z the standardised entropy in [−2, 2]: EAPO's additive form and constants (arXiv 2604.11056)."""
+    scored = batch.token_advantages != 0
+    chosen = batch.entropies[scored] if scored.any() else batch.entropies
+    z = (batch.entropies - chosen.mean()) / max(float(chosen.std()), _FLOOR)
+    weights: Doubles = 1 + 0.2 * np.clip(z, -2, 2)
+    return weights
+
+
+def rlsd(batch: CreditInput) -> Doubles:
+    """(p with the hint / p)^sign(A) in [0.8, 1.2]; its share falls from ½ to 0 in 50 steps (arXiv 2604.03128)."""
+    share = 0.5 * max(1 - batch.step / 50, 0.0)
+    ratio = np.exp(np.clip(np.sign(batch.token_advantages) * batch.hint_gains, -1, 1))
+    weights: Doubles = 1 - share + share * np.clip(ratio, 0.8, 1.2)
+    return weights
+
+
+def cort(batch: CreditInput) -> Doubles:
+    """1 + ½·tanh(log(p with the hint / p)), mean 1 in each response, after CoRT (arXiv 2607.25659)."""
+    return batch.mean_one(1 + 0.5 * np.tanh(batch.hint_gains))
+
+
+def arca(batch: CreditInput) -> Doubles:
+    """How far training has moved each token's final hidden state, mean 1 in each response (arXiv 2606.00257)."""
+    if batch.hidden_residuals is None:
+        raise ValueError("it compares hidden states with those of the model as loaded; set method.hidden_residuals")
+    return batch.mean_one(batch.hidden_residuals)
+
+
 WEIGHT_FUNCTIONS: dict[str, Callable[..., ArrayLike]] = {
     "surprisal": surprisal,
     "entropy_weight": entropy_weight,
     "random": random,
     "position": position,
+    "eapo": eapo,
+    "rlsd": rlsd,
+    "cort": cort,
+    "arca": arca,
 }
 
 

@@ -16,5 +16,5 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         seed=recipe.run.seed,
         threads=recipe.run.threads,
         deterministic=recipe.run.deterministic,
-        keep_reference=recipe.update.kl_coefficient > 0,
+        keep_reference=recipe.update.kl_coefficient > 0 or recipe.method.hidden_residuals,
     )

@@ -69,7 +69,8 @@ CorrectionPreset = Literal[
 assert set(get_args(CorrectionPreset)) == set(CORRECTIONS)
 
 
-_NOT_OF_METHOD = ("preset", "blame", "normalise", "weight_negative")
+_NOT_OF_METHOD = ("preset", "blame", "normalise", "weight_negative", "hint", "hidden_residuals")
+_NEEDS = {"rlsd": "hint", "cort": "hint", "arca": "hidden_residuals"}
 
 
 class MethodSection(Section):
@@ -89,6 +90,15 @@ class MethodSection(Section):
     blame: Literal["none", "equations"] = key(
         "none",
         "equations: if the advantage A < 0, only the tokens of the first false equation in the response are penalised",
+    )
+    hint: str | None = key(
+        None,
+        "the question in a second forward pass, for credits that compare log-probabilities with and without a hint; "
+        "{question}, {answer} and the problem's columns are filled in",
+    )
+    hidden_residuals: bool = key(
+        False,
+        "two more forward passes: how far training has moved each token's final hidden state, for credit arca",
     )
     gate: GateKind | None = key(None, "how the importance ratio is bounded")
     aggregation: AggregationKind | None = key(None, "how token losses become one loss")
@@ -122,6 +132,13 @@ class MethodSection(Section):
         """The preset with the changes."""
         changes = {name: value for name, value in self if name not in _NOT_OF_METHOD and value is not None}
         return method(self.preset, **changes)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        needed = _NEEDS.get(str(self.credit))
+        if needed and not getattr(self, needed):
+            raise ValueError(f'method.credit = "{self.credit}" needs method.{needed}')
+        return self
 
 
 class CorrectionSection(Section):

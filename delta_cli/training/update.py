@@ -36,6 +36,7 @@ from delta_cli.seeds import derive, generator
 from delta_cli.training.blame import blamed_tokens
 from delta_cli.training.credit_file import open_weight_function
 from delta_cli.training.entropy_bonus import EntropyBonus
+from delta_cli.training.hints import hinted_prompts
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class ScoredBatch:
     features: HeldFeatures | None  # of the tokens that this rank holds
     reference_logprobs: Floats | None  # [N], only with a KL term
     scored: Bools  # [N] True: a forward pass computed the scores
+    hinted_logprobs: Floats | None = None  # [N], only with method.hint
+    hidden_residuals: Floats | None = None  # [N], only with method.hidden_residuals
 
 
 @dataclass
@@ -149,6 +152,14 @@ class Updater:
             scored = np.repeat(wanted, batch.sequences.lengths)
             logprobs, entropies, local = self._forward(batch, rows, wanted)
         self._check_finite(logprobs)
+        hinted = residuals = None
+        if self.recipe.method.hint:
+            prompts = hinted_prompts(batch, self.recipe, self._known_tokenizer())
+            own_hinted = self.learner.score(replace(batch.sequences, prompts=prompts).select(rows)).logprobs
+            hinted = self._from_all_ranks(own_hinted, rows, wanted, batch)
+        if self.recipe.method.hidden_residuals:
+            own_residuals = self.learner.hidden_residuals(batch.sequences.select(rows))
+            residuals = self._from_all_ranks(own_residuals, rows, wanted, batch)
         held = None
         if local is not None:
             held = HeldFeatures(
@@ -157,7 +168,7 @@ class Updater:
                 len(batch.sequences.tokens),
                 self.ranks,
             )
-        return ScoredBatch(batch, advantages, logprobs, entropies, held, reference, scored)
+        return ScoredBatch(batch, advantages, logprobs, entropies, held, reference, scored, hinted, residuals)
 
     @property
     def _reads_all_responses(self) -> bool:
@@ -251,6 +262,8 @@ class Updater:
             [rollout.problems[group].question for group in rollout.groups],
             [str(rollout.problems[group].answer) for group in rollout.groups],
             lambda row: self._known_tokenizer().pieces(sequences.response(row)),
+            None if batch.hinted_logprobs is None else np.asarray(batch.hinted_logprobs, np.float64),
+            None if batch.hidden_residuals is None else np.asarray(batch.hidden_residuals, np.float64),
         )
         try:
             return self.weight_function.coefficients(given, held)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 
 from delta_cli.bench.arms import ARMS, find_arms, own_arm
-from delta_cli.bench.fork_reward import reward
+from delta_cli.bench.letters import FORM, KEY, chain_reward, deciding_characters, fork_reward
 from delta_cli.bench.runner import plan, records, run
 from delta_cli.bench.solver import token_marks
 from delta_cli.bench.solver_credits import first_mistake, flipped, solver
 from delta_cli.bench.tasks import TASKS, find_tasks
-from delta_cli.bench.units import Unit, _cosine, measure, mistake_aucs
+from delta_cli.bench.units import ADAPTERS, Unit, _cosine, measure, mistake_aucs
 from delta_cli.credit.weight_functions import CreditInput
 from delta_cli.errors import UserError
 from delta_cli.training.update import Updater
@@ -72,15 +73,33 @@ def test_the_solver_marks_the_letter_that_decides() -> None:
     assert marked(given, marks.wrong) == ["", "c", "b", "a", " "]
     assert np.flatnonzero(marks.decisive).tolist() == [9, 14 + 9, 28 + 9, 28 + 10, 39 + 8, 48 + 8]
     assert marked(given, solver(given) > 0) == ["a", "c", "b", "a", " "]
-    assert [reward(text, None) for text in texts] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert [fork_reward(text, None) for text in texts] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_the_letter_behind_each_tag_decides_a_chain() -> None:
+    right = FORM.replace("F", "h")
+    for place, letter in zip([i for i, c in enumerate(FORM) if c == "D"], KEY.values(), strict=True):
+        right = right[:place] + letter + right[place + 1 :]
+    assert right.startswith("then we take Kc from hhhhhhhh. then we take La from ")
+    texts = [right, right.replace("La", "Ld").replace("Nb", "Na"), right.replace("Md", "Mx"), right + "t", right[:-1]]
+    expected = [[], [45, 107], [76], [186], [185]]
+    assert [deciding_characters(text)[1] for text in texts] == expected
+    assert [chain_reward(text, None) for text in texts] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    ended = [f"{text}!" for text in texts]  # a token more, for the end of sequence
+    given = batch(ended, "47+38=?", "85", [1.0, -1.0, -1.0, -1.0, -1.0])
+    given = replace(given, pieces=lambda row: [*texts[row], "<|endoftext|>"])
+    assert np.flatnonzero(token_marks(given).wrong).tolist() == [
+        given.starts[row] + place for row, places in enumerate(expected) for place in places
+    ]
+    assert marked(given, solver(given) > 0)[:3] == ["cadbac", "da", "x"]
 
 
 def test_aucs_by_hand() -> None:
     weights = np.array([3.0, 1.0, 3.0, 5.0, 2.0, 9.0, 1.0])
     marks = np.array([True, False, False, False, False, True, False])
-    found = list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([False, False])))
+    found = list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([True, True])))
     assert found == [pytest.approx((1 + 0.5 + 0) / 3), 1.0]
-    assert list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([True, True]))) == []
+    assert list(mistake_aucs(weights, marks, np.array([0, 4, 7]), np.array([False, False]))) == []
 
 
 def test_the_cosine_of_norms_is_that_of_vectors() -> None:
@@ -97,7 +116,7 @@ def test_a_gradient_on_the_fake_backend(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(units, "REFERENCE", 4)
     monkeypatch.setattr(units, "MINI_BATCHES", 2)
     monkeypatch.setattr(units, "MINI_BATCH", 2)
-    unit = Unit("gradient", TASKS["addition"], ARMS["dapo"], 0, "fake", changes=SHORT)
+    unit = Unit("gradient", TASKS["addition"], ARMS["dapo"], 0, "fake", SHORT)
     found = measure(unit)
     assert -1 <= found["cosine"] <= 1
     assert found["norm"] > 0
@@ -107,7 +126,7 @@ def test_a_gradient_on_the_fake_backend(monkeypatch: pytest.MonkeyPatch) -> None
         own = units._Gradients(Updater(unit.recipe(), trainer.learner), drawn)
         square = own.square(np.arange(4))
         assert _cosine(square, square, own.square(np.arange(4), own, np.arange(4))) == pytest.approx(1.0)
-    random = measure(Unit("gradient", TASKS["addition"], ARMS["random"], 0, "fake", changes=SHORT))
+    random = measure(Unit("gradient", TASKS["addition"], ARMS["random"], 0, "fake", SHORT))
     assert random["cosine"] != found["cosine"]
 
 
@@ -115,15 +134,15 @@ def test_the_solvers_own_mark_is_found_always(monkeypatch: pytest.MonkeyPatch) -
     from delta_cli.bench import units
 
     monkeypatch.setattr(units, "MEASURED_STEPS", (0,))
-    found = measure(Unit("finding", TASKS["addition"], ARMS["solver"], 0, "fake", changes=SHORT))
+    found = measure(Unit("finding", TASKS["addition"], ARMS["solver"], 0, "fake", SHORT))
     assert found["responses_0"] > 0
     assert found["auc_0"] == 1.0
-    plain = measure(Unit("finding", TASKS["addition"], ARMS["wrong side × 0.5"], 0, "fake", changes=SHORT))
+    plain = measure(Unit("finding", TASKS["addition"], ARMS["wrong side × 0.5"], 0, "fake", SHORT))
     assert plain["auc_0"] == 0.5
 
 
 def test_a_run_is_measured() -> None:
-    unit = Unit("learning", TASKS["addition"], ARMS["random"], 3, "fake", changes=SHORT)
+    unit = Unit("learning", TASKS["addition"], ARMS["random"], 3, "fake", SHORT)
     found = measure(unit)
     assert len(found["curve"]) == 2
     assert found["area"] == pytest.approx(np.mean(found["curve"]), abs=1e-4)
@@ -149,13 +168,29 @@ def test_the_full_protocol_has_recipes_for_all_of_its_units() -> None:
     tasks = [TASKS["addition"], TASKS["noisy"]]
     units = list(plan(tasks, list(ARMS.values()), range(9), "cpu", False))
     assert len({unit.key for unit in units}) == len(units)
-    assert {unit.adapter for unit in units} == {"full", "lora", "dora"}
     first = [unit for unit in units if unit.seed == 0]
-    recipes = [unit.recipe(*unit.arm.changes) for unit in first]
-    lora = [recipe.model.lora for recipe in recipes]
-    assert [each is not None for each in lora] == [unit.adapter != "full" for unit in first]
-    assert {bool(each and each.dora) for each in lora} == {True, False}
+    assert [unit.task.name for unit in first if unit.question == "adapters"] == ["addition"]
+    for adapter in ADAPTERS.values():
+        lora = first[0].recipe(*adapter).model.lora
+        assert (lora is not None) == bool(adapter)
+    hints = {unit.arm.name: unit.recipe(*unit.arm.changes).method.hint for unit in first}
+    assert {name: hint for name, hint in hints.items() if hint} == dict.fromkeys(("rlsd", "cort"), tasks[0].hint)
     assert {unit.question for unit in units if unit.seed == 8} == {"learning"}
+
+
+@pytest.mark.long
+def test_adapters_are_compared_on_the_same_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full weights agree with themselves, and after no update DoRA agrees with them too, but for rounding."""
+    from delta_cli.bench import units
+
+    monkeypatch.setattr(units, "MEASURED_STEPS", (0,))
+    monkeypatch.setattr(units, "ADAPTERS", {name: units.ADAPTERS[name] for name in ("full", "dora")})
+    monkeypatch.setattr(units, "ADAPTER_CREDITS", {name: units.ADAPTER_CREDITS[name] for name in ("delta", "arca")})
+    table = measure(Unit("adapters", TASKS["addition"], ARMS["dapo"], 0, "cpu", SHORT))["table"]
+    assert table["delta"]["full"]["rank"] == pytest.approx(1, abs=1e-9)
+    assert table["delta"]["dora"] == pytest.approx(table["delta"]["full"], abs=1e-3)
+    assert table["arca"]["dora"]["auc"] == 0.5  # nothing has moved
+    assert table["arca"]["dora"]["rank"] is None
 
 
 def test_what_does_not_exist_is_one_line(tmp_path: Path) -> None:

@@ -63,6 +63,9 @@ def test_trained_adapters_reach_rollouts_and_exports(
     after = backend.score(sequences).logprobs
     assert np.abs(after - before).max() > 0.1
     np.testing.assert_allclose(backend.reference(sequences), before, atol=tolerance.logprob, rtol=0)
+    moved = backend.hidden_residuals(sequences)
+    assert moved.min() > 0.01
+    np.testing.assert_array_equal(backend.score(sequences).logprobs, after)
 
     prompt = np.array([5, 6, 7])
     drawn = backend.rollout(RolloutRequest((prompt,), Sampling(max_tokens=6, stop_ids=(EOS,), samples=4)))

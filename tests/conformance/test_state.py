@@ -197,9 +197,25 @@ def test_updates_do_not_change_the_reference(make: Make, sequences: Sequences) -
     assert np.abs(after - before).max() > 0.1, "reference() should leave the trained policy in place"
 
 
+def test_hidden_residuals_are_distances_from_the_loaded_model(
+    make: Make, folder: Path, sequences: Sequences, tolerance: Tolerance, tmp_path: Path
+) -> None:
+    backend = make(keep_reference=True)
+    assert not backend.hidden_residuals(sequences).any()
+    update(backend, sequences)
+    exported(backend, tmp_path / "export")
+    now, loaded = (
+        Oracle(each).distributions(sequences).hidden.detach().double().numpy() for each in (tmp_path / "export", folder)
+    )
+    expected = np.sqrt(np.square(now - loaded).sum(-1))
+    assert expected.min() > 0.01
+    np.testing.assert_allclose(backend.hidden_residuals(sequences), expected, atol=10 * tolerance.logprob, rtol=0)
+
+
 def test_a_reference_that_was_not_kept(backend: Engine, sequences: Sequences) -> None:
-    with pytest.raises(BackendError, match="keep_reference"):
-        backend.reference(sequences)
+    for asks in (backend.reference, backend.hidden_residuals):
+        with pytest.raises(BackendError, match="keep_reference"):
+            asks(sequences)
 
 
 def test_a_missing_model(make: Make, tmp_path: Path) -> None:

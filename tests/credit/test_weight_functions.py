@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,59 @@ def test_random_numbers_come_from_the_batchs_generator() -> None:
     given = replace(batch(), rng=np.random.default_rng(3))
     expected = [0.8 + 0.4 * np.random.default_rng(3).random(10)[i] for i in range(10)]
     np.testing.assert_allclose(WEIGHT_FUNCTIONS["random"](given), expected, rtol=1e-12)
+
+
+def scalars(given: CreditInput) -> list[tuple[float, float, float, float]]:
+    """Advantage, hint gain, entropy and log-probability of each token."""
+    assert given.hinted_logprobs is not None
+    advantages = [a for a, length in zip(ADVANTAGES, LENGTHS, strict=True) for _ in range(length)]
+    gains = [float(b - a) for a, b in zip(given.logprobs, given.hinted_logprobs, strict=True)]
+    return list(zip(advantages, gains, given.entropies, given.logprobs, strict=True))
+
+
+def hinted() -> CreditInput:
+    given = batch()
+    moved = given.logprobs + np.array([0.05, -0.1, 3.0, -700.0, 0.3, 0.0, -0.2, 0.1, 700.0, -0.15])
+    return replace(given, hinted_logprobs=moved, hidden_residuals=np.array([1.0, 3, 2, 0, 1, 1, 1, 5, 4, 0]))
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 0.5), (20, 0.3), (50, 0.0), (80, 0.0)])
+def test_rlsd_follows_the_hint_in_the_direction_of_the_advantage(step: int, share: float) -> None:
+    given = replace(hinted(), step=step)
+    expected = []
+    for advantage, gain, _, _ in scalars(given):
+        sign = int(advantage > 0) - int(advantage < 0)
+        ratio = 1.2 if sign * gain > 0.5 else 0.8 if sign * gain < -0.5 else np.exp(sign * gain)
+        expected.append((1 - share) + share * min(max(ratio, 0.8), 1.2))
+    np.testing.assert_allclose(WEIGHT_FUNCTIONS["rlsd"](given), expected, rtol=1e-12)
+
+
+def test_cort_and_arca_have_mean_1_in_each_response() -> None:
+    given = hinted()
+    raw = [1 + 0.5 * np.tanh(gain) for _, gain, _, _ in scalars(given)]
+    assert given.hidden_residuals is not None
+    for name, values in (("cort", raw), ("arca", given.hidden_residuals.tolist())):
+        expected: list[float] = []
+        for start, stop in itertools.pairwise(STARTS):
+            total = sum(values[start:stop])
+            expected += [value * (stop - start) / total if total else 1.0 for value in values[start:stop]]
+        np.testing.assert_allclose(WEIGHT_FUNCTIONS[name](given), expected, rtol=1e-12)
+
+
+def test_eapo_standardises_the_entropies_of_tokens_that_learn() -> None:
+    given = replace(batch(), entropies=np.array([0.1, 9.0, 0.3, 0.2, 7.0, 7.0, 7.0, 7.0, 0.4, 0.0]))
+    own = [0.1, 9.0, 0.3, 0.2, 0.4, 0.0]
+    mean = sum(own) / 6
+    spread = (sum((x - mean) ** 2 for x in own) / 6) ** 0.5
+    expected = [1 + 0.2 * min(max((x - mean) / spread, -2), 2) for x in given.entropies]
+    assert max(expected) == pytest.approx(1.4)
+    np.testing.assert_allclose(WEIGHT_FUNCTIONS["eapo"](given), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "key"), [("rlsd", "hint"), ("cort", "hint"), ("arca", "hidden_residuals")])
+def test_a_credit_without_its_second_forward_pass(name: str, key: str) -> None:
+    with pytest.raises(ValueError, match=f"set method.{key}"):
+        WEIGHT_FUNCTIONS[name](batch())
 
 
 @pytest.mark.parametrize("kind", [None, "batch", "side", "budget"])

@@ -193,8 +193,10 @@ ALONE = {
     "method.preset",
     "method.blame",  # acts in tests/training/test_blame.py
     "correction.preset",
-    "method.normalise",  # these two in tests/training/test_weight_functions.py
+    "method.normalise",  # these four in tests/training/test_weight_functions.py
     "method.weight_negative",
+    "method.hint",
+    "method.hidden_residuals",
     "update.drop_truncated",
     "data.system",
     "data.thinking",

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends import registry
+from backends.interface import Sequences
+from backends.settings import BackendSettings
+from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.runs.folder import RunFolder, read_lines
@@ -74,6 +78,40 @@ def test_normalise_and_weight_negative_act_on_any_credit(model: Path, tmp_path: 
         side = weights_of([row for row in rows if np.sign(row["advantage"]) == sign])
         assert side.mean() == pytest.approx(mean, abs=1e-6)
         assert side.std() > 1e-3  # the log-probabilities of this random model are all near log 258
+
+
+def test_a_hint_takes_the_place_of_the_question_in_a_second_forward_pass(model: Path, tmp_path: Path) -> None:
+    """Against the engine itself, on prompts that are written out here."""
+    text = "def weights(batch):\n    return 100 + batch.hinted_logprobs"
+    credit = credit_file(tmp_path, text)
+    recipe = make_recipe(model, **ONE_STEP, method__credit=credit, method__hint="{answer} answers {question}")
+    rows = [row for row in recorded(recipe, tmp_path / "run") if row["advantage"]]
+    tokenizer = Tokenizer.load(str(model))
+    engine = registry.create("fake", BackendSettings.of(str(model)))
+    assert len(rows) > 1
+    for row in rows:
+        prompt = tokenizer.encode(
+            f"{row['answer']} answers {row['prompt']}"
+        )  # the chat template adds a line break alone
+        tokens = np.array(row["tokens"])
+        scored = engine.score(Sequences((prompt,), tokens, np.array([0, len(tokens)]))).logprobs
+        np.testing.assert_allclose(np.array(row["coefficients"]) - 100, scored, atol=1e-4)
+
+
+def test_arca_weighs_by_what_training_has_moved(model: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(model, **(ONE_STEP | {"run__steps": 2}), method__credit="arca", method__hidden_residuals=True)
+    train(recipe, tmp_path)
+    first, second = (list(read_lines(RunFolder(tmp_path).rollout_file(step))) for step in (1, 2))
+    assert set(weights_of(first)) == {1.0}  # nothing has moved yet
+    learned = [np.array(row["coefficients"]) for row in second if row["advantage"]]
+    assert max(weights.std() for weights in learned) > 0.05
+    assert [weights.mean() for weights in learned] == pytest.approx([1.0] * len(learned), abs=1e-5)
+
+
+@pytest.mark.parametrize(("credit", "needed"), [("rlsd", "hint"), ("cort", "hint"), ("arca", "hidden_residuals")])
+def test_a_credit_that_needs_a_second_forward_pass_says_so(credit: str, needed: str, model: Path) -> None:
+    with pytest.raises(UserError, match=f'method.credit = "{credit}" needs method.{needed}'):
+        make_recipe(model, method__credit=credit)
 
 
 @pytest.mark.parametrize(
