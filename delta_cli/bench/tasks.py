@@ -117,6 +117,8 @@ def find_tasks(names: list[str], models: dict[str, Path | None]) -> list[Task]:
             folder = models.get(task.model)
             if folder is None:
                 raise UserError(f"--task {name}: needs a model; give its folder with {task.model}")
+            if not (folder / "config.json").is_file():
+                raise UserError(f"{task.model} {folder}: holds no model (no config.json); give a model's folder")
             task = replace(task, changes=(f"model.path={folder.resolve()}", *task.changes))
         found.append(task)
     return found

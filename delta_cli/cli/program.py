@@ -36,7 +36,7 @@ def as_typed(text: str) -> str:
     """The text with every ``delta COMMAND`` written as it has to be typed here."""
     from delta_cli.cli import ORDER
 
-    pattern = rf"(?<![\w./-]){NAME}(?= (?:{'|'.join(ORDER)}|--help)\b)"
+    pattern = rf"(?<![\w./-]){NAME}(?= (?:{'|'.join(ORDER)}|--help)\b(?! wrote))"
     if not re.search(pattern, text):
         return text
     name = program()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from delta_cli.data import prompts
 from delta_cli.data.loading import load_benchmark
+from delta_cli.data.sources import SUFFIXES
 from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, FrozenModel
@@ -67,12 +68,16 @@ def load_suite(name: str) -> Suite:
     if name in names():
         return _parse(_toml((_folder() / f"{name}.toml").read_text(encoding="utf-8"), name), name)
     path = Path(name).expanduser()
+    if name.endswith(SUFFIXES):
+        raise UserError(f"--suite {name}: is a data file, not a suite; evaluate on it with --data {name}")
     if path.suffix != ".toml":
         close = difflib.get_close_matches(name, names(), n=1, cutoff=0.6)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"suite '{name}' does not exist{hint} (shipped: {', '.join(names())}; or the path of a .toml)")
     try:
         table = _toml(path.read_text(encoding="utf-8-sig"), name)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; give the path of a suite, or the name of a shipped one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a text file ({error}); give the path of a suite") from error
     suite = _parse(table, name)

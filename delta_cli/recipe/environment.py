@@ -84,7 +84,8 @@ class EnvironmentSection(Section):
             name for name in names if name not in shipped and not (".py:" in name and name.partition(".py:")[2])
         ]:
             raise ValueError(
-                f"environment: {odd[0]!r} is neither FILE.py:NAME nor shipped ({', '.join(dict.fromkeys(shipped))})"
+                f"environment: {odd[0]!r} is neither of the form FILE.py:NAME nor shipped "
+                f"({', '.join(dict.fromkeys(shipped))})"
             )
         if self.kind == "tools" and self.file in shipped:
             raise ValueError(f'environment.file = "{self.file}" is of kind text; put it into environment.tools')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -71,10 +71,11 @@ WORDS = {
     "bool_type": "it must be true or false",
     "bool_parsing": "it must be true or false",
     "string_type": "it must be text, in quotes",
+    "string_pattern_mismatch": "name a function as FILE.py:FUNCTION",
     "string_too_short": "it must not be empty",
     "too_short": "it must not be empty",
-    "tuple_type": "it must be a list, like [a, b]",
-    "list_type": "it must be a list, like [a, b]",
+    "tuple_type": 'it must be a list, like ["a", "b"]',
+    "list_type": 'it must be a list, like ["a", "b"]',
     "dict_type": "it must be a section: [name] on a line, its keys below",
     "model_type": "it must be a section: [name] on a line, its keys below",
     "missing": "it is missing",
@@ -117,7 +118,7 @@ def _is_variant(part: int | str) -> bool:
     """Whether a part of a location is pydantic's name for a member of a union and not a key."""
     return (
         not isinstance(part, str)
-        or part in ("float", "int", "str", ONE, SEVERAL)
+        or part in ("float", "int", "str", "constrained-str", ONE, SEVERAL)
         or part.startswith(("literal[", "function-", "tuple["))
     )
 
@@ -125,8 +126,14 @@ def _is_variant(part: int | str) -> bool:
 def _suggest(path: tuple[str, ...]) -> str:
     """What an unknown key may be meant as: a key of another section, another trainer's key, or the closest one here."""
     model: type[BaseModel] | None = Recipe
+    named = False  # the next part is the name of a table, such as in data.sources.NAME
     for part in path[:-1]:
-        model = section_of(model.model_fields[part].annotation) if model and part in model.model_fields else None
+        if named:
+            named = False
+            continue
+        annotation = model.model_fields[part].annotation if model and part in model.model_fields else None
+        named = get_origin(annotation) is dict
+        model = section_of(get_args(annotation)[1] if named else annotation)
     if model is None:
         return ""
     if hint := meant(path[-1]):

@@ -118,7 +118,13 @@ def _step(run: RunFolder, which: str, say: Callable[[str], None]) -> int | None:
 
 def _there(run: RunFolder) -> str:
     steps = checkpoint.steps(run.checkpoints)
-    return f"there are checkpoints of steps {', '.join(map(str, steps))}" if steps else "there are no checkpoints"
+    if not steps:
+        return "there are no checkpoints"
+    return (
+        f"there are checkpoints of the steps {', '.join(map(str, steps))}"
+        if steps[1:]
+        else f"only step {steps[0]} has one"
+    )
 
 
 def export_model(

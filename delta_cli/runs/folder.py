@@ -48,7 +48,7 @@ def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
     except refusals as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise UserError(
-            f"{path}: cannot be written ({reason}); fix that, then continue from the last checkpoint with --resume"
+            f"{path}: cannot be written ({reason}); fix that and run the command again, a run with --resume"
         ) from error
 
 

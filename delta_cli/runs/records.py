@@ -142,10 +142,7 @@ class RecordedRun:
             return self.steps[-1]
         if step not in self.steps:
             near = min(self.steps, key=lambda known: abs(known - step))
-            raise UserError(
-                f"{self.path}: step {step} is not recorded; {len(self.steps)} steps from {self.steps[0]} to "
-                f"{self.steps[-1]} are, the nearest is {near}"
-            )
+            raise UserError(f"{self.path}: step {step} is not recorded; the nearest recorded step is {near}")
         return step
 
     def responses(self, step: int) -> Iterator[RecordedResponse]:

@@ -24,6 +24,7 @@ STUDY, RECIPE = str(FOLDER / "study_quickstart.toml"), str(FOLDER / "quickstart.
 LONG = "x" * 100_000
 TRL = "num_generations = 8\nbeta = 0.04\nmax_completion_length = 256\nuse_vllm = true\nmax_steps = 10\n"
 VERL = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 8\n[trainer]\ntotal_training_steps = 5\n"
+SET = ("train", "--set")
 CUSTOM = ("train", "--set", "reward.kind=custom", "--set")
 ARITHMETIC = ("eval", "tiny-base", "--suite", "arithmetic")
 
@@ -219,6 +220,42 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("study", "mine.toml", "--grid", "run.steps="), ("--grid run.steps=", "KEY=A,B")),
     (("doctor", "--gpu", "4090ti"), ("--gpu 4090ti", "did you mean rtx4090?")),
     (("study", STUDY, "--grid", "update.learning_rate"), ("--grid update.learning_rate", "KEY=A,B")),
+    # environments, sources, judges, engines and the bench
+    ((*SET, "environment.kind=tool"), ("'tool'", "did you mean tools?")),
+    ((*SET, "environment.kind=text"), ('needs environment.file = "FILE.py:CLASS"',)),
+    ((*SET, "environment.kind=text", "--set", "environment.file=one.py"), ("'one.py'", "of the form FILE.py:NAME")),
+    ((*SET, "environment.kind=text", "--set", "environment.file=absent.py:Env"), ("absent.py does not exist",)),
+    ((*SET, "environment.kind=text", "--set", "environment.file=one.py:Env"), ("no class or function Env",)),
+    ((*SET, "environment.kind=tools", "--set", "environment.tools=python"), ("'python'", 'a list, like ["a", "b"]')),
+    ((*SET, "environment.file=one.py:Env"), ("needs environment.kind",)),
+    ((*SET, "environment.turns=0"), ("environment.turns = 0", "at least 1")),
+    ((*SET, "data.sources.a.source=absent.jsonl"), ("absent.jsonl: no such file",)),
+    ((*SET, "data.sources.a.wieght=1"), ("data.sources.a.wieght", "did you mean data.sources.a.weight?")),
+    ((*SET, "data.sources.a.weight=0"), ("data.sources.a.weight = 0", "above 0")),
+    ((*SET, "data.sourcs.a.weight=1"), ("did you mean data.sources?",)),
+    ((*SET, "data.sources.a.source=data.jsonl", "--set", "data.source=x"), ("for a single source", "[data.sources.a]")),
+    ((*SET, "reward.kind=jugde"), ("'jugde'", "did you mean judge?")),
+    ((*SET, "reward.kind=judge", "--set", "reward.judge.url=nope"), ("'nope' is no address", "http://host:port/v1")),
+    ((*SET, "reward.kind=judge", "--set", "reward.judge.pattern=("), ("no regular expression",)),
+    ((*SET, "reward.kind=judge", "--set", "reward.judge.pattern=x"), ("no group", "parentheses around the score")),
+    ((*SET, "reward.kind=judge", "--set", "reward.judge.template=x"), ("does not contain {response}",)),
+    ((*SET, "reward.judge=8"), ("reward.judge = 8", "a section")),
+    ((*SET, "reward.kind=model"), ('reward.kind = "model" and [reward.model] belong together',)),
+    ((*SET, "engine.async_steps=1"), ("applies to vLLM", 'engine.kind = "vllm"')),
+    ((*SET, "engine.async_steps=17"), ("engine.async_steps = 17", "at most 16")),
+    ((*SET, "engine.kind=vllm"), ("engine.url of running servers", "engine.launch = true")),
+    ((*SET, "engine.kind=vllm", "--set", "engine.url=nope"), ("'nope'", 'a list, like ["a", "b"]')),
+    ((*SET, "correction.preset=tis"), ("'tis'", "token_truncate")),
+    ((*SET, "method.credit=delt"), ("'delt'", "did you mean delta?", "FILE.py:FUNCTION")),
+    (("bench", "--task", "nope"), ("--task nope", "choose from addition")),
+    (("bench", "--arm", "nope"), ("--arm nope", "choose from dapo")),
+    (("bench", "--credit", "absent.py:weights"), ("absent.py does not exist",)),
+    (("bench", "--credit", "one.py:weights"), ("no function 'weights'", "weights(batch)")),
+    (("bench", "--quick", "--set", "run.stepz=1"), ("run.stepz", "did you mean run.steps?")),
+    (("bench", "--task", "words", "--smollm2", "absent"), ("--smollm2 absent", "no config.json")),
+    (("bench", "--quick", "--out", "data.jsonl"), ("data.jsonl: cannot be written", "run the command again")),
+    (("eval", "tiny-base", "--suite", "data.jsonl"), ("is a data file, not a suite", "--data data.jsonl")),
+    (("eval", "tiny-base", "--suite", "absent.toml"), ("absent.toml: no such file", "path of a suite")),
     (
         ("study", RECIPE, "--grid", "update.learning_rte=1,2"),
         ("update.learning_rte", "did you mean update.learning_rate?"),
@@ -237,7 +274,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_are_more_than_a_hundred() -> None:
-    assert len({arguments for arguments, _ in WRONG}) >= 120
+    assert len({arguments for arguments, _ in WRONG}) >= 160
 
 
 @pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value)[:60])

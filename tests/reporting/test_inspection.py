@@ -97,7 +97,7 @@ def test_choosing(run_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step": 9}, "step 9 is not recorded; 3 steps from 1 to 3 are, the nearest is 3"),
+        ({"step": 9}, "step 9 is not recorded; the nearest recorded step is 3"),
         ({"problem": "99+1"}, "no problem is or contains '99+1'; choose an id (7+8, 8+8"),
         ({"problem": "+8=?"}, "2 problems contain '+8=?'"),
     ],

@@ -112,7 +112,10 @@ def test_damaged_checkpoints_are_reported_and_never_chosen(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("which", "part"),
-    [("7", r"not there \(there are checkpoints of steps 1, 2, 3, 4, 5\)"), ("newest", "choose best, last, base or")],
+    [
+        ("7", r"not there \(there are checkpoints of the steps 1, 2, 3, 4, 5\)"),
+        ("newest", "choose best, last, base or"),
+    ],
 )
 def test_a_missing_step_is_refused_and_the_existing_ones_are_listed(run: Path, which: str, part: str) -> None:
     with pytest.raises(UserError, match=part) as error:
