@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,9 @@ class Solo:
 
     def barrier(self) -> None:
         pass
+
+    def tickets(self) -> Callable[[], int]:
+        return itertools.count().__next__
 
     def separate(self) -> Solo:
         return self
@@ -69,3 +73,27 @@ def deal(costs: Sequence[float] | NDArray[np.number], ranks: int) -> list[Ids]:
         shares[rank].append(int(item))
         loads[rank] += costs[item]
     return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+class SharedPrompts:
+    """A batch's prompts, of which each rank takes the next one when it has room. All ranks make it together."""
+
+    def __init__(self, tickets: Callable[[], int], ranks: Collective, prompts: int) -> None:
+        self.share = -(-prompts // ranks.size)
+        self.taken: list[int] = []  # by this rank
+        self._tickets = tickets
+        # Adjacent prompts are often similar. A rank that takes its whole share at once should not get a run of them.
+        self._order = [prompt for rank in range(ranks.size) for prompt in range(rank, prompts, ranks.size)]
+
+    def take(self) -> int | None:
+        """The next prompt that no rank has taken; None if there is none."""
+        ticket = self._tickets()
+        if ticket >= len(self._order):
+            return None
+        self.taken.append(self._order[ticket])
+        return self.taken[-1]
+
+    def close(self) -> None:
+        """Leave nothing for the other ranks to take."""
+        while self._tickets() < len(self._order):
+            pass

@@ -123,6 +123,15 @@ class Turns(Protocol):
         """
 
 
+class PromptQueue(Protocol):
+    """Prompts that several processes draw, each taking the next one when it has room for its responses."""
+
+    share: int  # prompts whose responses a process draws at a time, at most
+
+    def take(self) -> int | None:
+        """The next prompt's index, which no other process gets; None if all are taken."""
+
+
 def _do_nothing() -> None:
     """No-op callback."""
 
@@ -136,6 +145,9 @@ class RolloutRequest:
     and an exception it raises ends the rollout. ``entropies`` and ``proxy`` ask for what else the engine knows about
     sampled tokens.
 
+    With a ``queue`` the prompts are those of all processes. The sampler draws the ones that it takes from the queue,
+    and returns their responses alone, in the order of ``prompts``.
+
     With ``turns`` a response is an episode: ``sampling.max_tokens`` then limits all its tokens, the environment's
     included, and the noise of a token depends on its place among them.
     """
@@ -147,6 +159,7 @@ class RolloutRequest:
     entropies: bool = False
     proxy: Proxy | None = None
     turns: Turns | None = None
+    queue: PromptQueue | None = None  # only for samplers that take prompts
 
     def __post_init__(self) -> None:
         if self.rows is not None and len(self.rows) != len(self):
@@ -154,6 +167,11 @@ class RolloutRequest:
 
     def __len__(self) -> int:
         return len(self.prompts) * self.sampling.samples
+
+    @property
+    def at_once(self) -> int:
+        """Responses that are drawn at a time, at most."""
+        return len(self) if self.queue is None else min(len(self), self.queue.share * self.sampling.samples)
 
     @property
     def global_rows(self) -> Ids:
@@ -451,6 +469,8 @@ class Learner(Protocol):
 class Engine(Sampler, Learner, Protocol):
     """A learner that samples from its own weights, without copying them."""
 
+    takes_prompts: bool  # whether requests may have a queue of prompts
+
 
 class Collective(Protocol):
     """The processes of a run, called ranks. All of them call the same methods in the same order."""
@@ -467,6 +487,9 @@ class Collective(Protocol):
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
+
+    def tickets(self) -> Callable[[], int] | None:
+        """A function that returns 0, 1, 2, …, each number on one rank only; None if the ranks cannot count together."""
 
     def separate(self) -> Collective:
         """The same ranks for another thread, whose calls and this one's may come in any order. All ranks call it."""

@@ -129,6 +129,7 @@ class LocalEngine(ABC):
     """A learner that samples from its own weights; see :class:`backends.interface.Engine`."""
 
     inbox: Path | None = None
+    takes_prompts = False
 
     def __init__(
         self,

@@ -123,6 +123,11 @@ class Parallel(Section):
         "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
         "auto: none below 2 billion trained weights, else full",
     )
+    prompt_queue: bool = key(
+        False,
+        "each process takes the next prompt when it has room, so that none waits for the others' long responses; else "
+        "each has a fixed share. The responses are the same, but numbers may differ by rounding from run to run",
+    )
     timeout: float = key(
         1800.0, "the run ends after a rank that others wait for has shown no progress for so long", "seconds", gt=0
     )

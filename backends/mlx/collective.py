@@ -60,6 +60,9 @@ class MlxCollective:
         """Returns once every rank has called it."""
         self.sum(np.zeros(1))
 
+    def tickets(self) -> None:
+        """MLX has nothing that ranks could count in."""
+
     def separate(self) -> MlxCollective:
         """MLX orders its collective calls on one stream, so another thread cannot make its own."""
         raise BackendError(

@@ -77,6 +77,8 @@ FUSED = {"cpu": False, "cuda": True}
 class TorchEngine(LocalEngine):
     """One model on one device. Its public methods are those of :class:`backends.interface.Engine`."""
 
+    takes_prompts = True
+
     def __init__(self, settings: BackendSettings, name: str, collective: Collective = SOLO) -> None:
         super().__init__(settings, name, out_of_memory, self._free_cache)
         if settings.model.load_in_4bit and collective.size > 1:

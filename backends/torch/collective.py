@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -55,6 +55,7 @@ class TorchCollective:
                 f"the processes of this run cannot be joined ({str(error).splitlines()[0]}); start them with "
                 "delta train --processes N, or with torchrun"
             ) from error
+        self._store, self._counters = store, 0
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._is_separate = False  # used by another thread than the main one
         self.watchdog: Watchdog | None = Watchdog(self.rank, self.size)
@@ -109,6 +110,12 @@ class TorchCollective:
     def barrier(self) -> None:
         """Returns once every rank has called it."""
         self.gather(None)
+
+    def tickets(self) -> Callable[[], int]:
+        """A counter in the store that the ranks met at; a call takes a fraction of a millisecond on one machine."""
+        self._counters += 1
+        name = f"tickets {self._gloo.group_name} {self._counters}"
+        return lambda: int(self._store.add(name, 1)) - 1
 
     def separate(self) -> TorchCollective:
         """The same ranks for another thread, over gloo alone. Its calls do not count as this rank's waiting."""

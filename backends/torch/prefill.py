@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,3 +35,15 @@ def prefill(policy: TorchPolicy, prompts: Sequence[Ids]) -> list[Prefix]:
         states = {layer: state.row(place) for layer, state in kept.items()}
         found.append(Prefix(group.prompt, hidden[last], layers, states))
     return found
+
+
+def prefill_all(policy: TorchPolicy, prompts: Sequence[Ids], budget: int) -> Iterator[Prefix]:
+    """What decoding needs to know of each prompt; a pass computes at most ``budget`` tokens, or one prompt."""
+    first, tokens = 0, 0
+    for place, prompt in enumerate(prompts):
+        tokens += len(prompt)
+        if place > first and tokens > budget:
+            yield from prefill(policy, prompts[first:place])
+            first, tokens = place, len(prompt)
+    if first < len(prompts):
+        yield from prefill(policy, prompts[first:])

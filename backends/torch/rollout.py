@@ -18,7 +18,7 @@ from backends.torch.decoder import Decoder
 from backends.torch.features import DrawnFeatures, TorchFeatureCollector
 from backends.torch.memory import on_device, out_of_memory
 from backends.torch.model import TorchPolicy
-from backends.torch.prefill import prefill
+from backends.torch.prefill import prefill_all
 from backends.torch.recurrent import CarriedState
 from backends.torch.sampling import TokenDrawer
 
@@ -72,10 +72,12 @@ class TorchRollout:
         count = len(request)
         self.graphs = GraphRunner(policy.device)
         exact = collector is not None and request.proxy is not None and request.proxy.kind != "output_row"
-        self._draw = TokenDrawer(policy.head(head_chunk), request, min(budget.slots, count), self.graphs, exact)
+        most = min(budget.slots, request.at_once)
+        self._draw = TokenDrawer(policy.head(head_chunk), request, most, self.graphs, exact)
         self._prompt_sizes = np.array([len(prompt) for prompt in self._prompts], dtype=np.int64)
         self._longest = int(self._prompt_sizes.max(initial=0)) + sampling.max_tokens + self._every
-        self._waiting = list(range(count))  # waiting responses, admitted in order
+        self._queue, self._at_once = request.queue, request.at_once  # the queue is None once it is empty
+        self._waiting = [] if self._queue else list(range(count))  # waiting responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each row of the cache
         self.preemptions = 0  # responses that left the cache before their end
 
@@ -98,7 +100,8 @@ class TorchRollout:
         self.graphs.forget()
         self.__dict__.pop("_cache", None)  # its memory is counted as free for the next one
         self.__dict__.pop("_decoder", None)
-        self._cache: KeyValueCache = new_cache(self._policy, self._budget, len(self._waiting), self._longest)
+        wanted = self._at_once if self._queue else len(self._waiting)
+        self._cache: KeyValueCache = new_cache(self._policy, self._budget, wanted, self._longest)
         self._decoder = Decoder(self._policy, self._cache, self.graphs)
         self._row = np.empty(0, dtype=np.int64)
         self._length = np.empty(0, dtype=np.int64)  # [n] tokens of each in the cache
@@ -112,13 +115,14 @@ class TorchRollout:
     def run(self) -> Completions:
         """Generate every response. If memory runs out, those under way leave, and half as many enter again."""
         with self._policy.compute():
-            while self._waiting or len(self._row) or self._parked.any():
+            while self._queue or self._waiting or len(self._row) or self._parked.any():
                 self._interrupt()
                 self._advance_within_memory()
                 finished, self._finished = self._finished, []
                 if self._on_finished:
                     for row in finished:
                         self._on_finished(row, self._tokens[row, : self._drawn[row]].copy())
+        mine = np.flatnonzero(self._drawn)  # with a queue, other ranks draw the others
         whole = np.arange(self._sampling.max_tokens) < self._drawn[:, None]
         kept, starts = whole & self._own, starts_of(self._written)
         regions = (
@@ -127,9 +131,9 @@ class TorchRollout:
         logprobs, *entropies = (numbers[kept] for numbers in self._numbers)
         return Completions(
             self._tokens[kept],
-            starts,
+            starts_of(self._written[mine]),
             logprobs,
-            self._truncated,
+            self._truncated[mine],
             self._version,
             entropies[0] if entropies else None,
             self._features(starts, logprobs),
@@ -323,7 +327,10 @@ class TorchRollout:
     def _admit(self) -> None:
         """Admit waiting responses once an eighth of the rows is free; a prefill for each one would cost more."""
         free = self._cache.slots - len(self._row)
-        if not self._waiting or free == 0 or (len(self._row) and free * 8 < self._cache.slots):
+        if free == 0 or (len(self._row) and free * 8 < self._cache.slots):
+            return
+        self._take_prompts(free)
+        if not self._waiting:
             return
         count = self._admissible(min(free, len(self._waiting)))
         if count == 0:
@@ -331,7 +338,9 @@ class TorchRollout:
         rows = np.array(self._waiting[:count])
         prompts = (rows // self._sampling.samples).tolist()
         copies = Counter(prompts)
-        self._prefill([prompt for prompt in copies if prompt not in self._prefixes])
+        new = [prompt for prompt in copies if prompt not in self._prefixes]
+        found = prefill_all(self._policy, [self._prompts[prompt] for prompt in new], self._prefill_tokens)
+        self._prefixes.update(zip(new, found, strict=True))
         for prompt, number in copies.items():
             self._cache.admit(self._prefixes[prompt], number)
         prefixes = [self._prefixes[prompt] for prompt in prompts]
@@ -346,6 +355,21 @@ class TorchRollout:
         again = np.flatnonzero((self._drawn[self._row] > 0) & (np.arange(len(self._row)) >= len(self._row) - count))
         if len(again):
             self._append(again, [self._tokens[row, : self._drawn[row]] for row in self._row[again]])
+
+    def _take_prompts(self, free: int) -> None:
+        """Take prompts from the queue while there is room for their responses, and others can take their share."""
+        samples = self._sampling.samples
+        while self._queue and len(self._waiting) < free:
+            waiting = len(self._waiting)
+            if waiting + len(self._row) + samples > self._at_once:
+                return
+            if waiting and self._admissible(waiting) < waiting:
+                return
+            prompt = self._queue.take()
+            if prompt is None:
+                self._queue = None
+            else:
+                self._waiting += range(prompt * samples, (prompt + 1) * samples)
 
     def _admissible(self, most: int) -> int:
         """How many of the first ``most`` waiting responses the cache has room for, with room for all to grow.
@@ -370,20 +394,3 @@ class TorchRollout:
         hidden = self._decoder.append(rows, self._length[rows], chunks, self._prefill_tokens)
         self._hidden[on_device(rows, self._hidden.device)] = hidden.to(self._hidden)
         self._length = lengths
-
-    def _prefill(self, prompts: list[int]) -> None:
-        """Run the trunk over prompts, as many tokens at a time as allowed, and keep their caches and last states."""
-        group: list[int] = []
-        tokens = 0
-        for prompt in prompts:
-            tokens += len(self._prompts[prompt])
-            if group and tokens > self._prefill_tokens:
-                self._prefill_group(group)
-                group, tokens = [], len(self._prompts[prompt])
-            group.append(prompt)
-        if group:
-            self._prefill_group(group)
-
-    def _prefill_group(self, prompts: list[int]) -> None:
-        found = prefill(self._policy, [self._prompts[prompt] for prompt in prompts])
-        self._prefixes.update(zip(prompts, found, strict=True))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
 
 from backends.arrays import Ids
-from backends.collective import SOLO, any_of
+from backends.collective import SOLO, SharedPrompts, any_of
 from backends.interface import (
     Collective,
     Completions,
@@ -156,6 +157,7 @@ class RolloutWorker:
     ranks: Collective = SOLO
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: no limit
     environments: Environments | VerifiersHost | None = None  # of episodes of several turns
+    prompt_queue: bool = False  # whether each rank takes the next prompt when it has room; else it has a fixed share
 
     def sample(
         self,
@@ -177,36 +179,47 @@ class RolloutWorker:
             return self._sample_episodes(problems, sampling, on_sampled, interrupt, entropies, proxy)
         prompts = tuple(map(self._encoded, problems))
         samples = sampling.samples
+        tickets = self.ranks.tickets() if self.prompt_queue else None
+        queue = SharedPrompts(tickets, self.ranks, len(problems)) if tickets is not None else None
         mine, rows = self._share(len(problems), samples)
-        think_tags = [opened_think(render_problem(self.template, problems[place], self.tokenizer)) for place in mine]
+        drawn = range(len(problems)) if queue is not None else mine  # the prompts of the request
         groups = ResponseGroups(samples)
         texts: dict[int, str] = {}
         verdicts: dict[int, Future[Verdict]] = {}
         tokens_sampled = 0
 
+        @cache
+        def think_tag(prompt: int) -> str:
+            return opened_think(render_problem(self.template, problems[drawn[prompt]], self.tokenizer))
+
         def grade(place: int, tokens: Ids) -> None:
             nonlocal tokens_sampled
-            problem, count = problems[mine[place // samples]], len(tokens)
+            problem, count = problems[drawn[place // samples]], len(tokens)
             ended = sampling.ends(tokens)
             text = self.tokenizer.decode(tokens)
-            texts[place] = think_tags[place // samples] + (sampling.before_stop(text) if ended else text)
+            texts[place] = think_tag(place // samples) + (sampling.before_stop(text) if ended else text)
             where = GroupPlace(groups, *divmod(place, samples))
             verdicts[place] = self.grader.submit(texts[place], problem, count, not ended, place=where)
             tokens_sampled += count
             on_sampled(len(texts), tokens_sampled)
             interrupt()
 
-        own_prompts = tuple(prompts[problem] for problem in mine)
-        request = RolloutRequest(own_prompts, sampling, rows, interrupt, entropies, proxy)
-        completions = on_all_ranks(self.ranks, lambda: self.sampler.rollout(request, grade))
+        own_prompts = tuple(prompts[problem] for problem in drawn)
+        request = RolloutRequest(
+            own_prompts, sampling, None if queue else rows, interrupt, entropies, proxy, queue=queue
+        )
+        stop = queue.close if queue is not None else lambda: None
+        completions = on_all_ranks(self.ranks, lambda: self.sampler.rollout(request, grade), stop)
+        if queue is not None:
+            rows = _rows_of(sorted(queue.taken), samples)
         return PendingRollout(
             problems=tuple(problems),
             prompts=prompts,
             sampling=sampling,
             rows=rows,
             completions=completions,
-            texts=tuple(texts[place] for place in range(len(rows))),
-            verdicts=tuple(verdicts[place] for place in range(len(rows))),
+            texts=tuple(texts[place] for place in sorted(texts)),
+            verdicts=tuple(verdicts[place] for place in sorted(verdicts)),
             ranks=self.ranks,
             interrupt=interrupt,
         )
@@ -319,7 +332,12 @@ class RolloutWorker:
     def _share(self, problems: int, samples: int) -> tuple[range, Ids]:
         """The problems that this rank samples responses to, and the rows of these."""
         mine = range(self.ranks.rank, problems, self.ranks.size)  # interleaved: similar problems often adjoin
-        return mine, (np.array(mine)[:, None] * samples + np.arange(samples)).ravel().astype(np.int64)
+        return mine, _rows_of(mine, samples)
+
+
+def _rows_of(groups: Sequence[int], samples: int) -> Ids:
+    """The rows of the responses to some prompts."""
+    return (np.array(groups, np.int64)[:, None] * samples + np.arange(samples)).ravel()
 
 
 def _greeted(problem: Problem, text: str) -> Problem:
@@ -335,14 +353,18 @@ def _shared(prompts: Sequence[Ids], samples: int) -> tuple[Ids, ...]:
     )
 
 
-def on_all_ranks(ranks: Collective, work: Callable[[], Item]) -> Item:
-    """The result of ``work``; if it raises StopRequested on one rank, every rank raises it."""
+def on_all_ranks(ranks: Collective, work: Callable[[], Item], stop: Callable[[], None] = lambda: None) -> Item:
+    """The result of ``work``; if it raises StopRequested on one rank, every rank raises it.
+
+    The rank that raises it first calls ``stop``.
+    """
     found = None
     try:
         found = work()
     except StopRequested:
         if ranks.size == 1:
             raise
+        stop()
     if any_of(ranks, found is None) or found is None:
         raise StopRequested
     return found

@@ -11,7 +11,7 @@ from typing import Literal
 
 from backends import registry
 from backends.collective import SOLO
-from backends.interface import Collective, Learner
+from backends.interface import Collective, Engine, Learner
 from delta_cli.assets import config_file, model_path
 from delta_cli.data.loading import LoadedData, load_problems
 from delta_cli.data.problem import Problem
@@ -82,10 +82,11 @@ def open_trainer(
         drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, drawing_ranks))
         environments = open_episodes(recipe, tokenizer, stack)
         template, longest = recipe.data.prompt_template, _prompt_tokens(recipe)
+        queued = shares_prompts(recipe, engine, ranks)
         yield Trainer(
             recipe,
             engine,
-            RolloutWorker(drawing, tokenizer, grader, template, drawing_ranks, longest, environments),
+            RolloutWorker(drawing, tokenizer, grader, template, drawing_ranks, longest, environments, queued),
             data.problems,
             benchmarks,
             evaluation_settings(recipe),
@@ -174,6 +175,21 @@ def check_parallel(recipe: Recipe, ranks: Collective) -> None:
             f'method.aggregation = "micro_batch_mean" depends on which responses share a micro-batch, so {ranks.size} '
             'processes give another result than one; choose "token_mean", or set parallel.processes = 1'
         )
+
+
+def shares_prompts(recipe: Recipe, engine: Engine, ranks: Collective) -> bool:
+    """Whether ranks take prompts from a queue. Raises UserError if the recipe asks for it where that cannot be."""
+    if not recipe.parallel.prompt_queue or ranks.size == 1:
+        return False
+    reasons = {
+        "vLLM servers share all requests already": recipe.engine.kind != "local",
+        f"the {engine.name} backend cannot": not engine.takes_prompts,
+        "episodes begin before anything is drawn": recipe.environment.used,
+        "run.deterministic = true asks for the same bits in every run": recipe.run.deterministic,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise UserError(f"parallel.prompt_queue = true: {reason}; set parallel.prompt_queue = false")
+    return True
 
 
 def check_disk(run_dir: Path, learner: Learner, ranks: Collective) -> bool:

@@ -177,6 +177,9 @@ def _processes() -> Named:
     ranks = result("ranks")["results"]
     for name, choose in (("least", min), ("most", max)):
         yield f"ranks.{name}", f"{choose(each['total_seconds'] for each in ranks):.1f}"
+    for row in result("prompt_queue")["results"]:
+        yield f"prompt_queue.last_{row['slots']}", f"{row['fixed, last over mean']:.2f}"
+        yield f"prompt_queue.saved_{row['slots']}", f"{row['fixed over queue']:.2f}"
     hang = result("hang")["hang"]
     yield "hang.trials", str(hang["trials"])
     yield "hang.timeout", f"{hang['timeout']:g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 
 from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
 from backends.stop_strings import StopText
-from backends.torch import rollout
+from backends.torch import prefill, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import Prefix, SlotCache
+from backends.torch.model import TorchPolicy
 from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
@@ -69,14 +70,14 @@ def same(found: Completions, expected: Completions) -> None:
 def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the responses of a prompt enter at different times."""
     prefilled: list[int] = []
-    original = rollout.TorchRollout._prefill_group
+    original, asked = prefill.prefill, prompts()
 
-    def count(self: rollout.TorchRollout, group: list[int]) -> None:
-        prefilled.extend(group)
-        original(self, group)
+    def count(policy: TorchPolicy, group: Sequence[Ids]) -> list[Prefix]:
+        prefilled.extend(next(place for place, each in enumerate(asked) if each is prompt) for prompt in group)
+        return original(policy, group)
 
-    monkeypatch.setattr(rollout.TorchRollout, "_prefill_group", count)
-    make(rollout_batch=3).rollout(RolloutRequest(tuple(prompts()), SAMPLING))
+    monkeypatch.setattr(prefill, "prefill", count)
+    make(rollout_batch=3).rollout(RolloutRequest(tuple(asked), SAMPLING))
     assert prefilled == [0, 1, 2, 3, 4]
 
 

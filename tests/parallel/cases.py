@@ -198,6 +198,20 @@ def exchanged(ranks: Collective) -> list[list[dict[str, Any]]]:
     return [ranks.gather(item(size, ranks.rank)) for size in SIZES]
 
 
+def counted(ranks: Collective) -> list[list[int]]:
+    """The tickets that each rank takes until 40 are gone, of two queues, one after the other."""
+    found = []
+    for _ in range(2):
+        take = ranks.tickets()
+        assert take is not None
+        mine = []
+        while (ticket := take()) < 40:
+            mine.append(ticket)
+        found.append(mine)
+        ranks.barrier()
+    return found
+
+
 def sampled(engine: Engine, ranks: Collective) -> list[list[int]]:
     """Responses to three prompts, which the ranks draw in turn."""
     mine = np.arange(ranks.rank, 3, ranks.size)

@@ -112,3 +112,9 @@ def test_items_of_any_size_cross_whole(found: list[dict[str, Any]]) -> None:
                 np.testing.assert_array_equal(other.pop("array"), expected.pop("array"))
                 assert other == expected
         assert len(items) == len(found)
+
+
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+def test_each_ticket_goes_to_one_rank(found: list[dict[str, Any]]) -> None:
+    for queue in range(2):
+        assert sorted(ticket for rank in found for ticket in rank["counted"][queue]) == list(range(40))

@@ -118,6 +118,15 @@ def test_the_samplers_features_serve_on_several_processes(model: Path, tmp_path:
     assert {record["scored"] for record in read_lines(tmp_path / "2" / "metrics.jsonl")} == {0.0}
 
 
+@pytest.mark.long
+def test_ranks_take_prompts_from_a_queue(model: Path, alone: Path, tmp_path: Path) -> None:
+    """Whichever rank draws a prompt, the batch is that of one process, with the sampler's features too."""
+    run(model, tmp_path / "queue", 2, parallel__prompt_queue=True)
+    assert_close(tmp_path / "queue", alone)
+    run(model, tmp_path / "kept", 2, parallel__prompt_queue=True, update__old_logprobs="rollout")
+    assert {record["scored"] for record in read_lines(tmp_path / "kept" / "metrics.jsonl")} == {0.0}
+
+
 def until(condition: Any, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -21,6 +21,7 @@ def main(folder: Path, tier: str) -> None:
     found |= {f"bfloat16-{sharding}": cases.bfloat16_update(sharding, models, ranks) for sharding in cases.SHARDINGS}
     found["gradient-hybrid-full"] = cases.gradient("full", models, ranks, hybrid=True)
     found["exchanged"] = cases.exchanged(ranks)
+    found["counted"] = cases.counted(ranks)
     (folder / f"found-{tier}-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
     ranks.close()

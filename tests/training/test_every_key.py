@@ -210,6 +210,7 @@ ALONE = {
     "tracking.kind",
     "tracking.project",
     "parallel.processes",
+    "parallel.prompt_queue",  # in tests/rollout/test_prompt_queue.py
     "parallel.timeout",  # both in tests/backends/test_watchdog.py
     "parallel.rollout_timeout",
     "model.adapter",  # both in tests/backends, and below
