@@ -19,6 +19,7 @@ from delta_cli.doctor.machine import Machine, describe_machine
 from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, peak_bytes
 from delta_cli.doctor.model_checks import model_findings
 from delta_cli.doctor.model_shape import ModelShape, shape_of
+from delta_cli.doctor.reward_model_memory import unknown_reward_models
 from delta_cli.errors import NotFetchedError, UserError
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.environment import SHIPPED_ENVIRONMENTS
@@ -122,6 +123,8 @@ def _memory(recipe: Recipe, machine: Machine, backend: str) -> Iterator[Finding]
     for item in items:
         if item.bytes:
             yield Finding("ok", f"memory, {item.phase}", f"{gib(item.bytes):>10}  {item.name}: {item.how}")
+    for line in unknown_reward_models(recipe):
+        yield Finding("note", "memory", line)
     if backend == "mlx" and machine.system.startswith("Darwin"):
         yield _watchdog(recipe, shape)
 

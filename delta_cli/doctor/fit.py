@@ -11,6 +11,7 @@ from delta_cli.doctor.mac import attention_scores, second_chunk
 from delta_cli.doctor.machine import Machine
 from delta_cli.doctor.memory import MemoryItem, bytes_by_phase, estimate_memory, pooled, trained
 from delta_cli.doctor.model_shape import ModelShape, shape_of
+from delta_cli.doctor.reward_model_memory import reward_model_items
 from delta_cli.doctor.sharding import ShardingLayout, choose_sharding
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
@@ -38,6 +39,7 @@ class MachineMemory:
     def items(self, recipe: Recipe) -> list[MemoryItem]:
         """Every use of memory of a process."""
         found = estimate_memory(recipe, self.shape, self.config, self.layout(recipe))
+        found += reward_model_items(recipe, self.separate)
         if self.separate and self.machine.device_memory:
             found = pooled(recipe, self.shape, found, self.machine.device_memory)
         if self.backend == "mlx":

@@ -79,10 +79,10 @@ def _weights(recipe: Recipe, shape: ModelShape, config: Mapping[str, Any], layou
     if recipe.model.load_in_4bit and not bits:  # matrices of layers alone: embeddings and head stay what they are
         packed = shape.layers * shape.layer_matrices
         base = packed // 2 + packed // 64 + packed // 4096 + (count - packed) * stored
-        width = f"4.13 bits in {_many(packed)}, {stored} bytes in the rest"
+        width = f"4.13 bits in {many(packed)}, {stored} bytes in the rest"
     split = "" if layout.parts == 1 else f" / {layout.parts} processes"
-    items = [MemoryItem("weights", layout.share(base), "stays", f"{_many(count)} × {width}{split}", "a smaller model")]
-    own, some = layout.share(trained(recipe, shape)), f"{_many(trained(recipe, shape))}{{}}{split}"
+    items = [MemoryItem("weights", layout.share(base), "stays", f"{many(count)} × {width}{split}", "a smaller model")]
+    own, some = layout.share(trained(recipe, shape)), f"{many(trained(recipe, shape))}{{}}{split}"
     if lora:
         items.append(MemoryItem("adapters", own * FLOAT, "stays", some.format(" × 4 bytes"), "model.lora.rank"))
     smaller = "" if lora else "train adapters: add [model.lora]"
@@ -117,12 +117,12 @@ def _compute_copy(recipe: Recipe, shape: ModelShape, layout: ShardingLayout, sma
     """
     half, lora = recipe.model.dtype != "float32", recipe.model.lora
     if layout.parts == 1:
-        how = f"{_many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
+        how = f"{many(trained(recipe, shape))} cast to bfloat16, 2 bytes"
         return [MemoryItem("compute copy", 2 * trained(recipe, shape), "stays", how, smaller)] if half and lora else []
     width, count = _width(recipe), shape.parameters
     ends = count - shape.layers * shape.layer_matrices
     working = 2 * shape.layer_matrices + ends if layout.sharding == "full" else count
-    every, several = f"{_many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
+    every, several = f"{many(count)} × {width} bytes", f"two layers, embeddings and head × {width} bytes"
     sizes: dict[MemoryPhase, int] = {"rollout": count, "score": working, "update": working}
     items = [
         MemoryItem("weights, gathered", width * size, phase, every if size == count else several, "a smaller model")
@@ -204,7 +204,7 @@ def _vllm(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
         return []
     width = _width(recipe)
     per_token, length = key_value_bytes(recipe, shape), recipe.rollout.max_prompt_tokens + recipe.rollout.max_tokens
-    weights, how = shape.parameters * width, f"{_many(shape.parameters)} × {width} bytes"
+    weights, how = shape.parameters * width, f"{many(shape.parameters)} × {width} bytes"
     least = f"one response of {length} tokens × {per_token / 1024:.0f} KiB; what engine.memory leaves holds more"
     return [
         MemoryItem("vLLM's weights", weights, "rollout", how, "engine.colocated = false"),
@@ -254,14 +254,18 @@ def _states(recipe: Recipe, shape: ModelShape, rows: int) -> list[MemoryItem]:
     return [MemoryItem("recurrent states", rows * copies * each, "rollout", how, "rollout.batch")] if each else []
 
 
-def _inside(recipe: Recipe, shape: ModelShape) -> int:
-    """Bytes per token inside one layer."""
+def inside_bytes(shape: ModelShape, kind: str, width: int) -> int:
+    """Bytes per token inside one layer, of numbers of ``width`` bytes; ``kind`` is the type of the compute."""
     widths = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate)
+    return width * sum(a * b for a, b in zip(_INSIDE[kind], widths, strict=True))
+
+
+def _inside(recipe: Recipe, shape: ModelShape) -> int:
+    """Bytes per token inside one layer of the policy."""
     lora = recipe.model.lora
     kind = "16 bits with adapters" if lora and recipe.model.dtype != "float32" else recipe.model.dtype
-    numbers = sum(a * b for a, b in zip(_INSIDE[kind], widths, strict=True))
     scaled = shape.outputs(lora.targets) if lora and lora.dora else 0  # what DoRA multiplies by m/‖·‖
-    return (numbers + scaled) * _width(recipe)
+    return inside_bytes(shape, kind, _width(recipe)) + scaled * _width(recipe)
 
 
 def _activations(recipe: Recipe, shape: ModelShape) -> list[MemoryItem]:
@@ -316,5 +320,6 @@ def _features(recipe: Recipe, shape: ModelShape, layout: ShardingLayout) -> list
     ]
 
 
-def _many(count: int) -> str:
+def many(count: int) -> str:
+    """A number of parameters in words."""
     return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.1f} million"

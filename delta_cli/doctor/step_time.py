@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from delta_cli.doctor import assumptions, gpu_time
 from delta_cli.doctor.memory import FLOAT, MemoryItem, bytes_by_phase, estimate_memory, key_value_bytes, pooled, trained
 from delta_cli.doctor.plan_request import PlanRequest
+from delta_cli.doctor.reward_model_memory import reward_model_items
 from delta_cli.doctor.workload import (
     Workload,
     decode_flops,
@@ -32,6 +33,7 @@ class StepPhase:
 def memory(request: PlanRequest) -> list[MemoryItem]:
     """Every use of memory of one process."""
     items = estimate_memory(request.recipe, request.shape, request.config, request.layout)
+    items += reward_model_items(request.recipe, gpu=True)
     if request.engine == "vllm":
         items = [item for item in items if item.phase != "rollout"]
         return items + _engine_items(request, _split(request, items), items)
