@@ -30,7 +30,9 @@ NEEDS = {
     "trainer.md": ("torch",),
     "trl.md": ("trl",),
 }
-PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(ROOT / "docs"))  # as for a script in this folder
+    PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
 MARKS = {
