@@ -108,6 +108,8 @@ def write(
             "keys": sorted({inside for _, inside in places}),
         },
     }
+    if peft_prefix not in ("", "model."):  # image-text models have projections of these names in their other parts too
+        config["exclude_modules"] = f"(?!{re.escape(peft_prefix)}).*"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     peft: dict[str, Array] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
 
 from backends.mlx.attention import CausalAttention
 from backends.mlx.recurrence import DeltaRule
@@ -50,11 +51,20 @@ def checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _checkpointed_class(cls: type[nn.Module]) -> type[nn.Module]:
-    def call(self: nn.Module, hidden: mx.array, *args: Any, **kwargs: Any) -> Any:
-        def compute(parameters: dict[str, Any], hidden: mx.array) -> Any:
-            self.update(parameters)
-            return cls.__call__(self, hidden, *args, **kwargs)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = [leaf for _, leaf in tree_flatten((args, kwargs)) if _has_gradient(leaf)]
 
-        return mx.checkpoint(compute)(self.trainable_parameters(), hidden)
+        def compute(parameters: dict[str, Any], given: list[mx.array]) -> Any:
+            self.update(parameters)
+            left = iter(given)
+            own, named = tree_map(lambda leaf: next(left) if _has_gradient(leaf) else leaf, (args, kwargs))
+            return cls.__call__(self, *own, **named)
+
+        return mx.checkpoint(compute)(self.trainable_parameters(), given)
 
     return type(f"Checkpointed{cls.__name__}", (cls,), {"__call__": call})
+
+
+def _has_gradient(leaf: Any) -> bool:
+    """Whether gradients flow through an input of a layer: hidden states, Gemma's inputs per layer, shared keys."""
+    return isinstance(leaf, mx.array) and mx.issubdtype(leaf.dtype, mx.floating)

@@ -15,13 +15,17 @@ import mlx.nn as nn
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
 from mlx_lm.models import gemma2
+from mlx_lm.models.rope_utils import SuScaledRoPE
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_model, quantize_model
 
 from backends.interface import BackendError
 from backends.mlx.head import MlxHead
 from backends.weights import refuse_nonfinite, refuse_too_many_layers
 
-WRONG_BATCHES = {"jamba"}  # what mlx-lm 0.32 draws from these in a batch is off by several nats
+WRONG = {  # what mlx-lm 0.32 does wrong with these
+    "jamba": "draw wrong tokens in mlx-lm's batches",
+    "falcon_h1": "lack their key_multiplier in mlx-lm",
+}
 GROUP = 64  # numbers that share a scale where the base is quantised here, as in mlx-lm
 
 
@@ -32,7 +36,7 @@ class MlxPolicy:
     model: nn.Module
     folder: Path  # it was loaded from
     prefix: str  # of the text model's parameters: "" or "language_model."
-    window: int | None = None  # tokens beyond which mlx-lm, without the model's sliding window, computes another one
+    window: int | None = None  # tokens beyond which mlx-lm computes another model
 
     @property
     def text(self) -> nn.Module:
@@ -92,11 +96,14 @@ class MlxPolicy:
         return key_heads, heads, size
 
     def check_length(self, tokens: int) -> None:
-        """Raise BackendError for a sequence that the sliding window, which mlx-lm leaves out, would have cut."""
+        """Raise BackendError for a sequence so long that mlx-lm computes another model.
+
+        It leaves out some models' sliding window, and has only one of the two sets of rotary factors of LongRoPE.
+        """
         if self.window is not None and tokens > self.window:
             raise BackendError(
-                f"{tokens} tokens, but models of type '{self.model.model_type}' look back on {self.window}, and mlx-lm "
-                "computes them without that limit; keep prompt and response within it, or choose --backend cpu or cuda"
+                f"{tokens} tokens, but beyond {self.window} mlx-lm computes models of type '{self.model.model_type}' "
+                "otherwise than they were made; keep prompt and response within it, or choose --backend cpu or cuda"
             )
 
     def cast(self, dtype: mx.Dtype) -> None:
@@ -130,13 +137,11 @@ def load(name: str, in_4bit: bool = False) -> MlxPolicy:
             f"cannot load the model in {folder}: {reason}; it takes a config.json, model*.safetensors "
             "and an architecture that mlx-lm knows"
         ) from error
-    if getattr(model, "model_type", None) in WRONG_BATCHES:
-        raise BackendError(
-            f"models of type '{model.model_type}' draw wrong tokens in mlx-lm's batches; choose --backend cpu or cuda"
-        )
+    if (kind := getattr(model, "model_type", None)) in WRONG:
+        raise BackendError(f"models of type '{kind}' {WRONG[kind]}; choose --backend cpu or cuda")
     policy = MlxPolicy(model, folder, "language_model." if "language_model" in model else "")
     window = _lost_window(config.get("text_config") or config, getattr(policy.text, "args", None))
-    policy = replace(policy, window=window)
+    policy = replace(policy, window=_short_rotary_factors(policy.text, config) or window)
     for layer in policy.text.layers:
         if type(attention := getattr(layer, "self_attn", None)) is gemma2.Attention:
             attention.__class__ = _Gemma2Attention
@@ -201,6 +206,18 @@ def _lost_window(config: dict[str, Any], args: Any) -> int | None:
         return None
     slides = "sliding_attention" in (getattr(args, "layer_types", None) or ["sliding_attention"])
     return None if slides and getattr(args, "sliding_window", None) is not None else int(window)
+
+
+def _short_rotary_factors(text: nn.Module, config: dict[str, Any]) -> int | None:
+    """Give LongRoPE its factors for short sequences; returns the tokens up to which they hold.
+
+    mlx-lm takes those for long sequences at every length. None if the model has no such factors.
+    """
+    ropes = [module for _, module in text.named_modules() if isinstance(module, SuScaledRoPE)]
+    for rope in ropes:
+        factors = config["rope_scaling"]
+        rope._freqs = rope._freqs * mx.array(factors["short_factor"]) / mx.array(factors["long_factor"])
+    return ropes[0].original_max_position_embeddings if ropes else None
 
 
 def nonfinite(weights: dict[str, mx.array]) -> list[str]:

@@ -103,7 +103,7 @@ def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
             heads=heads,
             kv_heads=config.get("num_key_value_heads", heads),
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
+            intermediate=_intermediate(config),
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
             **recurrent_state(config),
@@ -111,3 +111,12 @@ def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the config of a language model ({type(error).__name__}: {error})") from None
     return shape, config
+
+
+def _intermediate(config: dict[str, Any]) -> int:
+    """The width of the feed-forward part. LFM2 writes another number, of which it takes two thirds, rounded up."""
+    width = config.get("block_ff_dim") or config["intermediate_size"]
+    if config.get("block_auto_adjust_ff_dim"):
+        unit = config["block_multiple_of"]
+        width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // unit) * unit
+    return int(width)

@@ -20,12 +20,12 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     outcomes: dict[tuple[str, str], Outcome] = {}
-    chosen = set(sys.argv[1:]) or {family.kind for family in FAMILIES}
-    for family in (family for family in FAMILIES if family.kind in chosen):
+    chosen = set(sys.argv[1:]) or {family.key for family in FAMILIES}
+    for family in (family for family in FAMILIES if family.key in chosen):
         for backend in ("cpu", "mlx"):
             with tempfile.TemporaryDirectory() as folder:
-                outcomes[family.kind, backend] = outcome = try_family(family, backend, Path(folder))
-            print(f"{family.kind:20} {backend:4} {'passed' if outcome.passed else outcome.reason}", flush=True)
+                outcomes[family.key, backend] = outcome = try_family(family, backend, Path(folder))
+            print(f"{family.key:42} {backend:4} {'passed' if outcome.passed else outcome.reason}", flush=True)
     write(outcomes)
 
 

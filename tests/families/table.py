@@ -9,7 +9,7 @@ from tests.families.families import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- the table: make models -->", "<!-- end of the table -->"
-COLUMNS = ("family", "model_type", "cpu, cuda", "mlx", "remark")
+COLUMNS = ("family", "model_type", "config", "cpu, cuda", "mlx", "remark")
 
 
 def cell(outcome: Outcome) -> str:
@@ -18,15 +18,16 @@ def cell(outcome: Outcome) -> str:
 
 
 def write(outcomes: dict[tuple[str, str], Outcome]) -> None:
-    """Write the outcomes, by model_type and backend, into the page; families that were not tried keep their row."""
+    """Write the outcomes, by key and backend, into the page; families that were not tried keep their row."""
     lines: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS)]
     before = rows()
     for family in FAMILIES:
-        if (family.kind, "cpu") not in outcomes:
+        if (family.key, "cpu") not in outcomes:
             lines.append(tuple(before[family.name].values()))
             continue
-        found = (cell(outcomes[family.kind, backend]) for backend in ("cpu", "mlx"))
-        lines.append((family.name, f"`{family.inside or family.kind}`", *found, family.remark))
+        found = (cell(outcomes[family.key, backend]) for backend in ("cpu", "mlx"))
+        config = family.hub or "defaults"
+        lines.append((family.name, f"`{family.inside or family.kind}`", config, *found, family.remark))
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
