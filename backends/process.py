@@ -91,11 +91,14 @@ def is_stopped(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] == "T"
 
 
-def reachable_address() -> str:
-    """The IPv4 address at which the run's other processes reach this machine; its own if there is no such network."""
+def reachable_address(host: str | None = None) -> str:
+    """The IPv4 address at which ``host`` reaches this machine; its own if there is no such network.
+
+    Without a host: the run's other processes.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing, but chooses a route
+            probe.connect((host or os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))  # sends nothing, but chooses a route
         except OSError:  # IPv6 only
             return "127.0.0.1"
         return str(probe.getsockname()[0])

@@ -173,6 +173,12 @@ class EngineSection(Section):
         None, "vllm: folder for new weights; absent: in memory if there is room, otherwise in the run folder"
     )
 
+    transfer: Literal["folder", "nccl"] = key(
+        "folder",
+        "vllm: how new weights reach servers; folder: they read engine.inbox; nccl: over the network, sent by "
+        "a process of engine.python",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.kind == "local":
@@ -182,6 +188,11 @@ class EngineSection(Section):
                 raise ValueError(f'engine.{min(changed)} applies to vLLM; set engine.kind = "vllm", or remove it')
         elif self.launch == bool(self.url):
             raise ValueError('engine.kind = "vllm" needs either engine.url of running servers or engine.launch = true')
+        if self.transfer == "nccl" and (self.launch or self.colocated or self.python is None):
+            raise ValueError(
+                'engine.transfer = "nccl" is for servers on other GPUs, named in engine.url, and needs vLLM on this '
+                "machine, too: name its Python in engine.python, and leave out engine.launch and engine.colocated"
+            )
         if self.async_steps and self.colocated:
             raise ValueError(
                 "engine.async_steps samples while the trainer works, so they cannot share a GPU; set "

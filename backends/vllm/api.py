@@ -206,16 +206,19 @@ class VllmApi:
 
     # -------------------------------------------------------------------------------- weights
 
-    def load(self, folder: Path, adapter: bool, label: str) -> None:
+    def load(self, folder: Path, adapter: bool, label: str, send: Callable[[Path], None] | None = None) -> None:
         """Take new weights, a whole model or an adapter, and remember them under a label.
 
-        Requests under way are finished first, with the former weights.
+        Requests under way are finished first, with the former weights. ``send`` brings a folder's weights to a server
+        that cannot read it.
         """
         self._control("/pause?mode=wait")
         try:
             if adapter:
                 place = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
                 self._tell("/v1/load_lora_adapter", place, self._engine.deadline)
+            elif send is not None:
+                send(folder)
             else:
                 order = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
                 self._tell("/collective_rpc", order, self._engine.deadline)

@@ -10,7 +10,7 @@ from typing import Any
 from backends.interface import BackendError
 from backends.settings import EngineSection
 
-SUPPORTED = (0, 32)  # vLLM's calls change between minor versions
+SUPPORTED = ((0, 32), (0, 33))  # vLLM's calls change between minor versions
 MODEL = "delta"  # the name under which a launched server offers its model
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that a server can reserve room for
 
@@ -78,9 +78,9 @@ def how_to_start() -> str:
 def check_version(version: str, where: str) -> None:
     """Raise BackendError unless the calls of this version of vLLM are known."""
     found = re.match(r"(\d+)\.(\d+)\b", version)
-    if found is None or (int(found[1]), int(found[2])) != SUPPORTED:
-        known = ".".join(map(str, SUPPORTED))
+    if found is None or (int(found[1]), int(found[2])) not in SUPPORTED:
+        known = [".".join(map(str, numbers)) for numbers in SUPPORTED]
         raise BackendError(
-            f"{where} is vLLM {version[:40]}, but only the calls of vLLM {known} are known; install vllm=={known}.* in "
-            "its environment"
+            f"{where} is vLLM {version[:40]}, but only the calls of vLLM {' and '.join(known)} are known; install "
+            f"vllm=={known[0]}.* in its environment"
         )

@@ -69,7 +69,7 @@ class ServerLauncher:
         self.stop()
         if model is not None:
             self.served = replace(self.served, path=model)
-        port = _free_port()
+        port = free_port()
         memory = self.engine.memory or (_share_of_free_memory() if self._on_cpu else None)
         command = server_command(self.python, port, self.served, self.engine, memory, on_cpu=self._on_cpu)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class ServerLauncher:
         """Why the server is not running any more; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
-        return f"vLLM ended with exit code {self._process.returncode} ({_last_error(self.log)}); its log is {self.log}"
+        return f"vLLM ended with exit code {self._process.returncode} ({last_error(self.log)}); its log is {self.log}"
 
     def stop(self) -> None:
         """End the server and all its processes."""
@@ -123,7 +123,8 @@ class ServerLauncher:
         self._process = None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port that nothing on this machine listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -139,7 +140,7 @@ def _share_of_free_memory() -> float | None:
     return round(CPU_SHARE * sizes["MemAvailable"] / sizes["MemTotal"], 3)
 
 
-def _last_error(log: Path) -> str:
+def last_error(log: Path) -> str:
     """The last error that the log names, except those that only point to another; without one, its last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-200:]]
     named = [found[0] for line in lines if (found := _ERROR.search(line)) and "root cause" not in line]

@@ -30,6 +30,7 @@ from backends.vllm.launcher import OnNotice, ServerLauncher
 from backends.vllm.request_pool import draw
 from backends.vllm.server import VllmServer
 from backends.vllm.weight_check import TOLERANCES, WeightCheck
+from backends.vllm.weight_sender import WeightSender
 
 ROUNDS = 4  # of drawing what is missing, before a rollout is given up
 RESTARTS = 3  # of our own server, without a complete rollout in between
@@ -55,6 +56,7 @@ class VllmSampler:
         launcher: ServerLauncher | None = None,
         *,
         inbox: Path | None = None,
+        log: Path | None = None,
         dtype: str = "float32",
         vocabulary: int | None = None,
         ranks: Collective = SOLO,
@@ -67,6 +69,8 @@ class VllmSampler:
         self._launcher, self._ranks, self._on_notice = launcher, ranks, on_notice
         self._check = WeightCheck(engine.tolerance or TOLERANCES.get(dtype, TOLERANCES["bfloat16"]))
         self._servers: list[VllmServer] = []
+        self._senders: dict[str, WeightSender] = {}  # by the server's address, on the rank that loads weights
+        self._log = log or Path(os.devnull)  # of the processes that send weights
         self._weights: PublishedWeights | None = None
         self._restarts = 0
         self._name = f"delta-{os.urandom(4).hex()}"  # of this sampler, in labels of weights
@@ -93,7 +97,10 @@ class VllmSampler:
         self._servers = servers
 
     def close(self) -> None:
-        """End a server of our own."""
+        """End a server of our own, and the processes that send weights."""
+        for sender in self._senders.values():
+            sender.stop()
+        self._senders = {}
         if self._launcher is not None:
             self._launcher.stop()
         self._servers = []
@@ -135,7 +142,11 @@ class VllmSampler:
     def _bring(self, server: VllmServer, *, holds_model: bool = False) -> None:
         assert self._weights is not None
         label = f"{self._name}-{self._weights.version}"
-        server.bring(self._weights, self._check, label, holds_model=holds_model)
+        send = None
+        if self.engine.transfer == "nccl":
+            url = server.api.url
+            send = self._senders.setdefault(url, WeightSender(url, self.engine, self._log)).send
+        server.bring(self._weights, self._check, label, holds_model=holds_model, send=send)
 
     def _on_first(self, work: Callable[[], None]) -> None:
         """Do something on the first rank; every rank then knows the servers as they are, or raises its exception."""

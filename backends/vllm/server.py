@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +39,20 @@ class VllmServer:
         """Use it no more until it is brought back."""
         self.version, self.lost = None, True
 
-    def bring(self, weights: PublishedWeights, check: WeightCheck, label: str, *, holds_model: bool = False) -> None:
+    def bring(
+        self,
+        weights: PublishedWeights,
+        check: WeightCheck,
+        label: str,
+        *,
+        holds_model: bool = False,
+        send: Callable[[Path], None] | None = None,
+    ) -> None:
         """Have the server draw from these weights, which it gets under the label, and prove that it does.
 
-        ``holds_model``: it was started on their folder, so that a whole model need not be loaded. Raises ServerError,
-        and BackendError if the server took the weights but does not compute with them.
+        ``holds_model``: it was started on their folder, so that a whole model need not be loaded. ``send``: what brings
+        the folder's weights to it if it cannot read them. Raises ServerError, and BackendError if the server took the
+        weights but does not compute with them.
         """
         assert weights.folder is not None
         assert weights.probe is not None
@@ -51,7 +61,7 @@ class VllmServer:
         self._revive()
         self.wake()
         if adapter or not holds_model:
-            self._load(folder, adapter, label)
+            self._load(folder, adapter, label, send)
         else:
             self.api.set_label(label)
         found = self.answer(weights.probe)
@@ -97,10 +107,12 @@ class VllmServer:
             self.api.check_alive(RESPONSE_SECONDS)
             self.lost = False
 
-    def _load(self, folder: Path, adapter: bool, label: str) -> None:
+    def _load(self, folder: Path, adapter: bool, label: str, send: Callable[[Path], None] | None) -> None:
         try:
-            self.api.load(folder, adapter, label)
+            self.api.load(folder, adapter, label, send)
         except ServerError as error:
+            if send is not None:
+                raise
             raise ServerError(f"{error}; can the server read {folder}? engine.inbox says where weights go") from error
 
     def _examine(self, probe: Probe) -> None:

@@ -35,6 +35,11 @@ def open_training_servers(
         inbox = from_first(ranks, _inbox(recipe, run_dir, bytes_needed, stack) if ranks.rank == 0 else None)
         longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0)
         lora = recipe.model.published_adapters
+        if lora and engine.transfer == "nccl":
+            raise UserError(
+                'engine.transfer = "nccl" sends whole models, and vLLM reads adapters from a folder; set '
+                'engine.transfer = "folder" and engine.inbox, or train without model.lora'
+            )
         served = ServedModel(
             path=model_path(recipe.model.path),
             dtype=recipe.model.dtype,
@@ -45,6 +50,7 @@ def open_training_servers(
             engine,
             _launcher(engine, served, run_dir / "vllm.log", on_notice, ranks),
             inbox=inbox,
+            log=run_dir / "vllm.log",
             dtype=recipe.model.dtype,
             vocabulary=learner.vocabulary,
             ranks=ranks,
@@ -107,10 +113,10 @@ def refuse_unreachable(engine: EngineSection, ranks: Collective) -> None:
             )
     away = next((url for url, host in hosts.items() if not _is_here(host)), None) if ranks.rank == 0 else None
     away = from_first(ranks, away)
-    if away and engine.inbox is None:
+    if away and engine.inbox is None and engine.transfer == "folder":
         raise UserError(
             f"engine.url: {away} is on another machine, which cannot read weights from this one's memory; set "
-            "engine.inbox to a folder on a disk that this machine and the servers share"
+            'engine.inbox to a folder on a disk that this machine and the servers share, or engine.transfer = "nccl"'
         )
 
 

@@ -539,10 +539,14 @@ def test_the_engines_settings(values: dict[str, Any], tmp_path: Path, monkeypatc
         changes = {f"engine__{name}": value for name, value in (keys | more).items() if value not in (None, [])}
         with pytest.raises(BackendError, match="far enough"):
             run(tmp_path / "run", small(values, **changes))
-    (engine, launcher, inbox), (other, nothing, _) = made
+    network = {"url": ["http://127.0.0.1"], "kind": "vllm", "transfer": "nccl", "python": "e-python"}
+    with pytest.raises(BackendError, match="far enough"):
+        run(tmp_path / "run", small(values, **{f"engine__{name}": value for name, value in network.items()}))
+    (engine, launcher, inbox), (other, nothing, _), (sent, *_) = made
+    assert sent.transfer == "nccl"
     assert inbox == tmp_path / "e-inbox" / "model"
     assert launcher.engine is engine, "the section goes whole to whatever uses it"
-    assert engine.model_dump(exclude={"url", "async_steps"}) == keys | {"arguments": ("--e-argument",)}
+    assert engine.model_dump(exclude={"url", "async_steps", "transfer"}) == keys | {"arguments": ("--e-argument",)}
     command = server_command("e-python", 1, launcher.served, engine, engine.memory, on_cpu=False)
     named = dict(pairwise(command))
     assert (named["--max-num-seqs"], named["--gpu-memory-utilization"]) == ("53", "0.37")

@@ -30,6 +30,13 @@ from delta_cli.data.tokenizer import Tokenizer
 
 COMPLETIONS, RELOAD, PAUSE, RESUME = "/v1/completions", "/collective_rpc", "/pause", "/resume"
 SET_LABEL, LABEL, METRICS = "/update_weight_version", "/weight_info", "/metrics"
+TRANSFER = (
+    "/get_world_size",
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
 VERSION = "0.32.0"
 STARTED = "default"  # vLLM 0.32's label for the weights it was started with (v1/engine/core.py)
 
@@ -76,6 +83,7 @@ class TestServer:
         self.label = STARTED
         self.made = 0.0  # tokens
         self.http: ThreadingHTTPServer | None = None
+        self.receiver: Any = None  # of weights that are sent to it
         self.engine = self._load(self.model)
 
     def _load(self, folder: str) -> Engine:
@@ -111,11 +119,34 @@ class TestServer:
                 assert body["method"] == "reload_weights"
                 self.engine = self._load(body["kwargs"]["weights_path"])
                 return 200, {"results": [None]}
+            if route in TRANSFER:
+                return 200, self._transfer(route, body)
             if route == COMPLETIONS:
                 assert not self.paused
                 assert not self.asleep
                 return 200, {"choices": [self._complete(body)]}
             return 404, {"error": {"message": "Not Found"}}
+
+    def _transfer(self, route: str, body: JsonBody) -> JsonBody:
+        from tests.vllm.transfer import Receiver  # needs torch
+
+        if route == "/get_world_size":
+            return {"world_size": 1}
+        assert self.paused, "weights change while responses are drawn"
+        if route == "/init_weight_transfer_engine":
+            copy = shutil.copytree(self.model, Path(tempfile.mkdtemp()) / "received")
+            (copy / "config.json").write_text(
+                json.dumps(json.loads((copy / "config.json").read_text()) | {"tie_word_embeddings": False})
+            )
+            self.receiver = Receiver(copy)
+            self.receiver.join(body["init_info"])
+        elif route == "/start_weight_update":
+            self.receiver.start()
+        elif route == "/update_weights":
+            self.receiver.update(body["update_info"])
+        else:
+            self.engine = self._load(str(self.receiver.finish()))
+        return {"message": "done"}
 
     def _complete(self, body: JsonBody) -> JsonBody:
         prompt = np.array(body["prompt"], np.int64)
@@ -327,13 +358,18 @@ def listening(server: TestServer, port: int = 0) -> Iterator[str]:
 
 
 def install(folder: Path) -> Path:
-    """A package named vllm that is this server, for PYTHONPATH."""
-    package = folder / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    root = Path(__file__).parents[2]
-    (package / "api_server.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(root)!r})\nfrom tests.vllm.server import main\nmain(sys.argv[1:])\n"
+    """A package named vllm that is this server and its weight transfer, for PYTHONPATH."""
+    find = f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+    modules = {"entrypoints/openai/api_server": find + "from tests.vllm.server import main\nmain(sys.argv[1:])\n"}
+    names = (
+        "plugins",
+        *(f"distributed/weight_transfer/{name}" for name in ("base", "clients", "factory", "nccl_engine")),
     )
+    modules |= dict.fromkeys(names, find + "from tests.vllm.transfer import *\n")
+    for name, text in modules.items():
+        module = folder / "vllm" / f"{name}.py"
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(text)
     info = folder / f"vllm-{VERSION}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n")
