@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -262,3 +263,20 @@ class LocalEngine(ABC):
     @abstractmethod
     def export(self, folder: Path) -> None:
         """Write a model folder that transformers and mlx-lm open."""
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """The factor that brings a gradient of this norm down to ``limit``, at most 1; without a limit (0) it is 1."""
+    return limit / norm if 0 < limit < norm else 1.0
+
+
+def peak_resident() -> int:
+    """The most bytes of memory that this process has held so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # on Linux, getrusage inherits the peak of the parent process
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

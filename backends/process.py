@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,18 +16,6 @@ PATIENCE = 2.0  # seconds that a process which lost its peers waits for the one 
 TINY = 1_000_000  # parameters
 
 _claims: dict[str, bool] = {}  # answers that claim_failure() has given in this process
-
-
-def peak_resident() -> int:
-    """The most bytes of memory that this process has held so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # on Linux, getrusage inherits the peak of the parent process
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import resource  # not on Windows
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def free_memory() -> int:

@@ -100,10 +100,6 @@ class Optimizer(Section):
     moments: Literal["float32", "int8"] = key("float32", "AdamW: how moments are stored; int8 (PyTorch) is a quarter")
     offload: bool = key(False, "AdamW: moments and masters rest in host memory between updates, not on the GPU")
 
-    def clip_factor(self, norm: float) -> float:
-        """The factor that brings a gradient of this norm down to ``max_grad_norm``, at most 1."""
-        return self.max_grad_norm / norm if 0 < self.max_grad_norm < norm else 1.0
-
 
 class MemoryBudget(Section):
     """How much a backend holds at a time. They change the memory and time of a run, not its results."""

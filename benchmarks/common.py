@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from backends.process import peak_resident as peak_memory
+from backends.local_engine import peak_resident as peak_memory
 
 __all__ = ["device_peak", "in_fresh_process", "interleaved", "machine", "median_ratio", "peak_memory", "show", "write"]
 

@@ -24,7 +24,7 @@ from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.collect import sample_batch
 from delta_cli.rollout.worker import RolloutWorker
-from delta_cli.runs.phases import PhaseClock
+from delta_cli.runs.observer import PhaseClock
 from delta_cli.seeds import derive
 from delta_cli.training.setup import make_grader
 from delta_cli.training.update import ScoredBatch, Updater

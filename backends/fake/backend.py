@@ -32,8 +32,7 @@ from backends.interface import (
     starts_of,
     token_index,
 )
-from backends.local_engine import LocalEngine
-from backends.process import peak_resident
+from backends.local_engine import LocalEngine, clip_factor, peak_resident
 from backends.regions import ResponseRegions
 from backends.settings import BackendSettings, Optimizer
 from backends.weights import refuse_nonfinite
@@ -326,7 +325,7 @@ class FakeAdamW:
         if not math.isfinite(norm):
             return norm
         self.steps += 1
-        factor = scale * settings.clip_factor(norm)
+        factor = scale * clip_factor(norm, settings.max_grad_norm)
         bias1, bias2 = 1 - settings.beta1**self.steps, 1 - settings.beta2**self.steps
         for name, weight in weights.items():
             grad, mean, square = factor * grads[name], self.mean[name], self.square[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from backends.process import peak_resident
+from backends.local_engine import peak_resident
 
 # What MLX says where memory, buffers or the watchdog's patience do not suffice: it has no errors of their own.
 EXHAUSTED = (

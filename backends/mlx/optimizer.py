@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from backends.collective import SOLO, from_first
 from backends.interface import BackendError, Collective, FileDigests, WriteState
+from backends.local_engine import clip_factor
 from backends.mlx.arrays import NamedArrays
 from backends.mlx.collective import MlxCollective
 from backends.mlx.model import nonfinite
@@ -80,7 +81,7 @@ class MlxAdamW:
         norm = abs(scale) * math.sqrt(total)
         if not math.isfinite(norm):
             return norm
-        factor = scale * self.settings.clip_factor(norm)
+        factor = scale * clip_factor(norm, self.settings.max_grad_norm)
         self.steps += 1
         pending: list[str] = []
         for name in list(gradient):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backends.batching import PackedBatch, packed_batches, response_chunks
+from backends.batching import PackedBatch, packed_batches
 from backends.collective import SOLO
 from backends.interface import (
     BackendError,
@@ -32,19 +32,19 @@ from backends.interface import (
     WriteState,
     token_index,
 )
-from backends.local_engine import LocalEngine
-from backends.process import default_threads, peak_resident
+from backends.local_engine import LocalEngine, peak_resident
+from backends.process import default_threads
 from backends.settings import BackendSettings
 from backends.torch import adapters, varlen_attention
 from backends.torch.cache_size import CacheBudget
 from backends.torch.collective import TorchCollective
+from backends.torch.device import add_at, out_of_memory, repeatable
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
 from backends.torch.fused_norms import fuse_norms
-from backends.torch.head import TorchHead, dense_gradient
+from backends.torch.head import dense_gradient
 from backends.torch.loading import load_policy
-from backends.torch.memory import out_of_memory
 from backends.torch.model import TorchPolicy
 from backends.torch.optimizer import TorchAdamW
 from backends.torch.paged_attention import kernel_fault
@@ -67,11 +67,10 @@ def join(name: str) -> Collective:
     return TorchCollective(name)
 
 
-# Whether keys and values are kept in pages, packed rows computed as sequences of any lengths, and norms as one kernel.
 # A CPU has no kernel for any of these.
-PAGED = {"cpu": False, "cuda": True}
-VARLEN = {"cpu": False, "cuda": True}
-FUSED = {"cpu": False, "cuda": True}
+PAGED = {"cpu": False, "cuda": True}  # keep keys and values in pages
+VARLEN = {"cpu": False, "cuda": True}  # compute packed rows as sequences of any lengths
+FUSED = {"cpu": False, "cuda": True}  # compute a norm as one kernel
 
 
 class TorchEngine(LocalEngine):
@@ -240,19 +239,14 @@ class TorchEngine(LocalEngine):
         return scores
 
     def _score_batch(
-        self,
-        policy: TorchPolicy,
-        batch: PackedBatch,
-        sequences: Sequences,
-        proxy: Proxy | None,
-        scores: Scores,
+        self, policy: TorchPolicy, batch: PackedBatch, sequences: Sequences, proxy: Proxy | None, scores: Scores
     ) -> None:
         """Fill in the scores of one micro-batch."""
         at = token_index(sequences.starts, batch.rows)
         hidden, predicts, targets = self._hidden(policy, batch)
         hidden = hidden[predicts]
         head = policy.head(self.settings.memory.head_chunk_tokens)
-        parts = _parts(batch, head)
+        parts = head.parts(batch)
         found = head.statistics(hidden, targets, sequences.temperature, entropies=True, proxy=proxy, parts=parts)
         assert found.entropies is not None
         scores.logprobs[at] = found.logprobs.cpu().numpy()
@@ -265,24 +259,15 @@ class TorchEngine(LocalEngine):
 
     def _allocate(self, sequences: Sequences, proxy: Proxy) -> TorchFeatures:
         policy, memory = self._policy, self.settings.memory
-        try:
-            return TorchFeatures.allocate(
-                len(sequences.tokens),
-                policy.head_weight.shape[1],
-                policy.dtype,
-                self._device,
-                (memory.feature_bytes, memory.feature_host_bytes),
-                self.recompute(sequences, proxy),
-                self._parallel.anywhere,
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise BackendError(
-                f"out of memory for the features of {len(sequences.tokens)} tokens, with feature_bytes = "
-                f"{memory.feature_bytes} and feature_host_bytes = {memory.feature_host_bytes}; lower the first "
-                "if the device is full, the second if the host is"
-            ) from error
+        return TorchFeatures.allocate(
+            len(sequences.tokens),
+            policy.head_weight.shape[1],
+            policy.dtype,
+            self._device,
+            (memory.feature_bytes, memory.feature_host_bytes),
+            self.recompute(sequences, proxy),
+            self._parallel.anywhere,
+        )
 
     @torch.no_grad()
     def _rows(self, sequences: Sequences, proxy: Proxy, start: int, stop: int) -> Iterator[tuple[Ids, Tensor]]:
@@ -299,7 +284,7 @@ class TorchEngine(LocalEngine):
             rows = hidden[predicts[chosen]]
             if proxy.kind != "output_row":
                 head, temperature = self._policy.head(self.settings.memory.head_chunk_tokens), sequences.temperature
-                parts = _parts(batch, head) if len(inside) == len(at) else None  # as in scoring, to the same bits
+                parts = head.parts(batch) if len(inside) == len(at) else None  # as in scoring, to the same bits
                 found = head.statistics(rows, targets[chosen], temperature, entropies=False, proxy=proxy, parts=parts)
                 assert found.hidden_gradients is not None
                 rows = found.hidden_gradients
@@ -308,14 +293,7 @@ class TorchEngine(LocalEngine):
     # --------------------------------------------------------------------------------- training
 
     def _keep_gradient(self) -> Callable[[], None]:
-        weights = self._optimizer.weights.values()
-        before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
-
-        def restore() -> None:
-            for weight, gradient in zip(weights, before, strict=True):
-                weight.grad = None if gradient is None else gradient.clone()
-
-        return restore
+        return self._optimizer.keep_gradient()
 
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         loss = 0.0
@@ -332,47 +310,17 @@ class TorchEngine(LocalEngine):
         with self._policy.checkpointing():
             hidden, predicts, targets = self._hidden(self._policy, batch)
             fixed = hidden.detach()[predicts]
-            loss, pulled = self._backward_head(batch, fixed, targets, temperature, objective)
+            head = self._policy.head(self.settings.memory.head_chunk_tokens)
+            weight_gradient = self._head_with_gradient
+            loss, pulled = head.backward(batch, fixed, targets, temperature, objective, weight_gradient)
             if pulled is None:
                 if not self._parallel.sharded:  # if it is, other ranks wait for this backward pass
                     return loss
                 self._head_with_gradient()
                 pulled = torch.zeros_like(fixed, dtype=torch.float32)
             dense_gradient(self._policy.sparse_embedding)
-            hidden.backward(_add_at(hidden.shape, predicts, pulled).to(hidden.dtype))
+            hidden.backward(add_at(hidden.shape, predicts, pulled).to(hidden.dtype))
         return loss
-
-    def _backward_head(
-        self, batch: PackedBatch, hidden: Tensor, targets: Tensor, temperature: float, objective: Objective
-    ) -> tuple[float, Tensor | None]:
-        """The loss and its derivative with respect to ``hidden`` [n, H] float32; None if that is 0.
-
-        Adds the gradient of the head's own weight to it.
-        """
-        head = self._policy.head(self.settings.memory.head_chunk_tokens)
-        whole = getattr(objective, "needs_whole_micro_batch", False)
-        loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
-        chunks = _parts(batch, head)
-        [buffer] = head.buffers(len(hidden), 1)
-        for part, rows in response_chunks(batch, sys.maxsize if whole else head.chunk):
-            count = part.stop - part.start
-
-            def slopes(logp: Tensor, rows: Ids = rows) -> Tensor:
-                nonlocal loss
-                more, found = objective(logp.cpu().numpy(), rows)
-                loss += more
-                return torch.from_numpy(np.asarray(found, dtype=np.float32)).to(self._device)
-
-            given = hidden[part], targets[part], temperature, slopes, self._head_with_gradient
-            if count <= head.chunk and head.softcap is None:
-                gradient = head.pull_back(*given, buffer)
-            else:
-                inside = [chunk for chunk in chunks if part.start <= chunk.start < part.stop]
-                shifted = [slice(chunk.start - part.start, chunk.stop - part.start) for chunk in inside]
-                gradient = head.pull_back_long(*given, shifted)
-            if gradient is not None:
-                pulled[part], moved = gradient, True
-        return loss, pulled if moved else None
 
     def _backward_nothing(self) -> None:
         """Run an empty backward pass, to keep step with ranks that have one more micro-batch."""
@@ -453,9 +401,7 @@ class TorchEngine(LocalEngine):
 
     def _hidden(self, policy: TorchPolicy, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """A micro-batch's hidden states [T, H], positions that predict response tokens [n], and those tokens [n]."""
-        with policy.compute(
-            cached=not self._parallel.sharded
-        ):  # with split weights the copies would be the whole model
+        with policy.compute(cached=not self._parallel.sharded):  # copies of split weights would be the whole model
             hidden = policy.packed_hidden(batch)
         predicts, targets = (torch.from_numpy(array).to(self._device) for array in (batch.predicts, batch.targets))
         return hidden, predicts, targets
@@ -467,33 +413,3 @@ class TorchEngine(LocalEngine):
     def _free_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-@contextmanager
-def repeatable(wanted: bool) -> Iterator[None]:
-    """If ``wanted``, use only kernels that give the same bits every time; an operation that has none raises.
-
-    It matters to backward passes, whose fast kernels add in the order in which threads finish.
-    """
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(wanted or before)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def _add_at(shape: Sequence[int], at: Tensor, rows: Tensor) -> Tensor:
-    """Zeros [T, H] with rows [n, H] added at indices [n], which repeat where a prompt's end predicts several tokens.
-
-    Uses the operation that adds in a fixed order on each device: PyTorch's other one uses atomic sums.
-    """
-    total = rows.new_zeros(shape)
-    if rows.device.type == "cuda":
-        return total.index_put_((at,), rows, accumulate=True)
-    return total.index_add_(0, at, rows)
-
-
-def _parts(batch: PackedBatch, head: TorchHead) -> list[slice]:
-    """The tokens of a micro-batch whose logits exist at the same time; bitwise the same in scoring and updates."""
-    return [part for part, _ in response_chunks(batch, head.chunk, cut=True)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backends.interface import Ids
-from backends.torch.memory import on_device
+from backends.torch.device import on_device
 from backends.torch.recurrent import CarriedState
 from backends.torch.row_states import RowStates
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from backends.interface import GraphUse
-from backends.torch.memory import out_of_memory
+from backends.torch.device import out_of_memory
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from backends.interface import Ids
 from backends.torch.cache import KeyValueCache
 from backends.torch.cuda_graphs import GraphRunner, grain
-from backends.torch.memory import on_device
+from backends.torch.device import on_device
 from backends.torch.model import TorchPolicy
 
 CHUNK_PAIRS = 2**26  # queries × keys, at most, in a pass that appends several tokens, which needs a dense mask

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.interface import Floats, Ids
+from backends.interface import BackendError, Floats, Ids
+from backends.torch.device import out_of_memory
 
 _CHUNK = 1024  # tokens whose rows are converted to float64 at a time
 
@@ -116,13 +117,15 @@ class TorchFeatures(_Reductions):
         row = size * dtype.itemsize
         cut = min(count, budgets[0] // row)
         rest = min(count - cut, budgets[1] // row)
-        piece = (
-            max(1, _PIECE_BYTES // (row * _CHUNK)) * _CHUNK
-        )  # whole chunks, so that sums do not depend on the pieces
-        stores = [torch.empty(cut, size, dtype=dtype, device=device)]
-        for start in range(0, rest, piece):
-            rows = min(piece, rest - start)
-            stores.append(torch.empty(rows, size, dtype=dtype, pin_memory=device.type == "cuda"))
+        try:
+            stores = _memory(cut, rest, size, dtype, device)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise BackendError(
+                f"out of memory for the features of {count} tokens, with feature_bytes = {budgets[0]} and "
+                f"feature_host_bytes = {budgets[1]}; lower the first if the device is full, the second if the host is"
+            ) from error
         in_step = anywhere(cut + rest < count)
         return cls(stores, torch.ones(count, device=device), recompute, in_step=in_step)
 
@@ -276,3 +279,13 @@ class DrawnFeatures(_Reductions):
             for mine, at in zip(index.split(_CHUNK), positions.split(_CHUNK), strict=True):
                 add(result, at, rows[mine].to(result.device).double())
         return result.cpu().numpy()
+
+
+def _memory(device_rows: int, host_rows: int, size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Rows of ``size`` numbers on the device, then those on the host in pieces of whole chunks, which sums go by."""
+    piece = max(1, _PIECE_BYTES // (size * dtype.itemsize * _CHUNK)) * _CHUNK
+    stores = [torch.empty(device_rows, size, dtype=dtype, device=device)]
+    for start in range(0, host_rows, piece):
+        rows = min(piece, host_rows - start)
+        stores.append(torch.empty(rows, size, dtype=dtype, pin_memory=device.type == "cuda"))
+    return stores

@@ -12,14 +12,17 @@ the slope 1 − (l / c)² of its logit, and all responses take the second way.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from backends.interface import Proxy
+from backends.batching import PackedBatch, response_chunks
+from backends.interface import Ids, Objective, Proxy
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,46 @@ class TorchHead:
         for j in range(ids.shape[1]):
             gradient.addcmul_(probabilities[:, j, None], self.weight[ids[:, j]].float(), value=-1)
         return gradient
+
+    def parts(self, batch: PackedBatch) -> list[slice]:
+        """The tokens of a micro-batch whose logits exist at the same time; bitwise the same in scoring and updates."""
+        return [part for part, _ in response_chunks(batch, self.chunk, cut=True)]
+
+    def backward(
+        self,
+        batch: PackedBatch,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        objective: Objective,
+        gradient: Callable[[], Tensor | None],
+    ) -> tuple[float, Tensor | None]:
+        """A micro-batch's loss and its derivative with respect to ``hidden``, [n, H] float32; None if that is 0.
+
+        Adds the gradient of the head's own weight to what ``gradient`` returns, unless that is None.
+        """
+        whole = getattr(objective, "needs_whole_micro_batch", False)
+        loss, pulled, moved = 0.0, torch.zeros_like(hidden, dtype=torch.float32), False
+        chunks = self.parts(batch)
+        [buffer] = self.buffers(len(hidden), 1)
+        for part, rows in response_chunks(batch, sys.maxsize if whole else self.chunk):
+
+            def slopes(logp: Tensor, rows: Ids = rows) -> Tensor:
+                nonlocal loss
+                more, found = objective(logp.cpu().numpy(), rows)
+                loss += more
+                return torch.from_numpy(np.asarray(found, dtype=np.float32)).to(hidden.device)
+
+            given = hidden[part], targets[part], temperature, slopes, gradient
+            if part.stop - part.start <= self.chunk and self.softcap is None:
+                found = self.pull_back(*given, buffer)
+            else:
+                inside = [chunk for chunk in chunks if part.start <= chunk.start < part.stop]
+                shifted = [slice(chunk.start - part.start, chunk.stop - part.start) for chunk in inside]
+                found = self.pull_back_long(*given, shifted)
+            if found is not None:
+                pulled[part], moved = found, True
+        return loss, pulled if moved else None
 
     @torch.no_grad()
     def pull_back(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backends.interface import BackendError
 from backends.settings import Optimizer
-from backends.torch.memory import out_of_memory
+from backends.torch.device import out_of_memory
 from backends.torch.quantised import BLOCK, codes_of_first, codes_of_root, dequantise, quantise
 from backends.torch.state_file import TensorRows
 

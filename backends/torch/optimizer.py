@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from backends.interface import BackendError, FileDigests, WriteState
+from backends.local_engine import clip_factor
 from backends.settings import Optimizer
 from backends.torch import state_file
 from backends.torch.head import dense_gradient
@@ -47,6 +48,17 @@ class TorchAdamW:
         with torch.no_grad():
             return torch.cat([numbers[:count].float().cpu() for numbers in first])
 
+    def keep_gradient(self) -> Callable[[], None]:
+        """Copy the present gradient; the result restores it as often as it is called."""
+        weights = self.weights.values()
+        before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
+
+        def restore() -> None:
+            for weight, gradient in zip(weights, before, strict=True):
+                weight.grad = None if gradient is None else gradient.clone()
+
+        return restore
+
     def step(self, learning_rate: float, scale: float) -> float:
         """One update with ``scale`` times the gradient; returns that gradient's norm before clipping.
 
@@ -58,7 +70,7 @@ class TorchAdamW:
         self._parallel.sum_gradients(gradients.values())
         norm = abs(scale) * self._parallel.norm(gradients.values())
         if math.isfinite(norm):
-            factor = scale * self._settings.clip_factor(norm)
+            factor = scale * clip_factor(norm, self._settings.max_grad_norm)
             if factor != 1:
                 for gradient in gradients.values():
                     gradient.mul_(factor)

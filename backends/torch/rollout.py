@@ -15,8 +15,8 @@ from backends.torch.cache import KeyValueCache, Prefix
 from backends.torch.cache_size import CacheBudget, new_cache
 from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.decoder import Decoder
+from backends.torch.device import on_device, out_of_memory
 from backends.torch.features import DrawnFeatures, TorchFeatureCollector
-from backends.torch.memory import on_device, out_of_memory
 from backends.torch.model import TorchPolicy
 from backends.torch.prefill import prefill_all
 from backends.torch.recurrent import CarriedState
@@ -80,18 +80,20 @@ class TorchRollout:
         self._waiting = [] if self._queue else list(range(count))  # waiting responses, admitted in order
         self._row = np.empty(0, dtype=np.int64)  # [n] response in each row of the cache
         self.preemptions = 0  # responses that left the cache before their end
+        self._allocate(count, sampling.max_tokens, 1 + request.entropies)
+        self._vacate()
 
-        # The system commits memory only as far as responses reach.
-        self._tokens = np.zeros((count, sampling.max_tokens), dtype=np.int64)
-        self._numbers = np.zeros((1 + request.entropies, count, sampling.max_tokens), dtype=np.float32)
+    def _allocate(self, count: int, most: int, numbers: int) -> None:
+        """Memory for responses of at most ``most`` tokens. The system commits it only as far as they reach."""
+        self._tokens = np.zeros((count, most), dtype=np.int64)
+        self._numbers = np.zeros((numbers, count, most), dtype=np.float32)
         self._drawn = np.zeros(count, dtype=np.int64)  # tokens of each response region so far
-        self._own = np.ones((count, sampling.max_tokens), dtype=bool)  # which of them the model wrote
+        self._own = np.ones((count, most), dtype=bool)  # which of them the model wrote
         self._written = np.zeros(count, dtype=np.int64)  # how many of them
         self._turn = np.zeros(count, dtype=np.int64)  # where the present turn begins
         self._parked = np.zeros(count, dtype=bool)  # whose environment is at work
         self._truncated = np.zeros(count, dtype=bool)
         self._finished: list[int] = []  # finished responses that have not been reported
-        self._vacate()
 
     def _vacate(self) -> None:
         """Put every active response back in the queue and make an empty cache."""

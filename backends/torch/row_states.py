@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from backends.interface import Ids
-from backends.torch.memory import on_device
+from backends.torch.device import on_device
 from backends.torch.recurrent import CarriedState
 
 

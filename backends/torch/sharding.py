@@ -26,7 +26,7 @@ from backends.collective import SOLO, any_of, most
 from backends.interface import BackendError, Collective, Sequences
 from backends.settings import Sharding
 from backends.torch.collective import TorchCollective
-from backends.torch.memory import out_of_memory
+from backends.torch.device import out_of_memory
 from backends.torch.model import TorchPolicy
 
 AnyBatch = TypeVar("AnyBatch")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from backends.batching import PackedBatch, pack
 from backends.interface import Ids, Sequences
-from backends.torch.memory import out_of_memory
+from backends.torch.device import out_of_memory
 
 if TYPE_CHECKING:
     from backends.torch.model import TorchPolicy

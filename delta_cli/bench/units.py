@@ -26,7 +26,7 @@ from delta_cli.runs.observer import Observer
 from delta_cli.seeds import derive
 from delta_cli.training.setup import open_trainer
 from delta_cli.training.trainer import Trainer
-from delta_cli.training.update import ScoredBatch, Updater, batch_advantages
+from delta_cli.training.update import ScoredBatch, Updater
 
 Question = Literal["finding", "gradient", "learning", "adapters"]
 ADAPTERS: dict[str, tuple[str, ...]] = {
@@ -124,7 +124,7 @@ def adapters(unit: Unit) -> JsonObject:
     with _trainer(unit) as base:
         batch = _batch(base, 0, base.recipe.rollout.prompts)
         marks = _marks(unit, base, batch)
-    kept = np.repeat(batch_advantages(batch, "group_normalised") != 0, batch.sequences.lengths)
+    kept = np.repeat(batch.advantages("group_normalised") != 0, batch.sequences.lengths)
     rate = unit.recipe().update.learning_rate * ADAPTER_RATE
     for name, adapter in ADAPTERS.items():
         changes = (*adapter, *((f"update.learning_rate={rate}",) if adapter else ()))
@@ -148,7 +148,7 @@ def _rank_correlation(first: Doubles, second: Doubles) -> float | None:
 
 def _aucs(batch: RolloutBatch, weights: Doubles, marks: Bools) -> list[float]:
     """The AUCs of the wrong responses whose group has a right one too; the others teach nothing and have no weights."""
-    compared = ~batch.correct & (batch_advantages(batch, "group_normalised") != 0)
+    compared = ~batch.correct & (batch.advantages("group_normalised") != 0)
     return list(mistake_aucs(weights, marks, batch.sequences.starts, compared))
 
 

@@ -55,3 +55,18 @@ def _all_equal(rewards: Doubles, index: Ids, groups: int) -> Bools:
     np.maximum.at(highest, index, rewards)
     alike: NDArray[np.bool] = (lowest == highest) & (np.bincount(index, minlength=groups) > 1)
     return alike[index]
+
+
+def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[Doubles, Ids]:
+    """Advantages [R] and starts [R+1] as matching arrays; raises ValueError if they do not match."""
+    advantages = np.asarray(advantages, np.float64)
+    starts = np.asarray(starts, np.int64)
+    if advantages.ndim != 1 or starts.shape != (len(advantages) + 1,):
+        raise ValueError(
+            f"advantages must be [R] and starts [R+1]; got {list(advantages.shape)} and {list(starts.shape)}"
+        )
+    if starts[0] != 0 or np.any(np.diff(starts) < 0):
+        raise ValueError("starts must begin with 0 and never fall")
+    if not np.all(np.isfinite(advantages)):
+        raise ValueError(f"advantage of response {np.argmin(np.isfinite(advantages))} is not a finite number")
+    return advantages, starts

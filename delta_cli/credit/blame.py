@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from delta_cli.credit.coefficients import TokenCoefficients
 
 if TYPE_CHECKING:  # the core itself needs nothing but numpy
     from backends.arrays import Doubles
@@ -22,3 +25,9 @@ def blame_weights(blamed: ArrayLike, starts: ArrayLike) -> Doubles:
     counts = np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=marks, minlength=len(lengths))
     share = np.divide(lengths, counts, out=np.ones(len(lengths)), where=counts > 0)
     return np.where(marks | np.repeat(counts == 0, lengths), np.repeat(share, lengths), 0.0)
+
+
+def with_blame(coefficients: TokenCoefficients, blamed: ArrayLike, starts: ArrayLike) -> TokenCoefficients:
+    """The coefficients times :func:`blame_weights`, rescaled to mean 1; all 0 if they are."""
+    weights = coefficients.weights * blame_weights(blamed, starts)
+    return replace(coefficients, weights=weights / weights.mean() if weights.any() else weights)

@@ -6,28 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # the core itself needs nothing but numpy
-    from backends.arrays import Doubles, Ids
+    pass
 
 
 _HOST = 1  # kDLCPU of DLPack
-
-
-def check_layout(advantages: ArrayLike, starts: ArrayLike) -> tuple[Doubles, Ids]:
-    """Advantages [R] and starts [R+1] as matching arrays; raises ValueError if they do not match."""
-    advantages = np.asarray(advantages, np.float64)
-    starts = np.asarray(starts, np.int64)
-    if advantages.ndim != 1 or starts.shape != (len(advantages) + 1,):
-        raise ValueError(
-            f"advantages must be [R] and starts [R+1]; got {list(advantages.shape)} and {list(starts.shape)}"
-        )
-    if starts[0] != 0 or np.any(np.diff(starts) < 0):
-        raise ValueError("starts must begin with 0 and never fall")
-    if not np.all(np.isfinite(advantages)):
-        raise ValueError(f"advantage of response {np.argmin(np.isfinite(advantages))} is not a finite number")
-    return advantages, starts
 
 
 def as_numpy(array: Any, name: str) -> NDArray[Any]:

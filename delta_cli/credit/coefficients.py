@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from delta_cli.credit.checks import check_choices, check_layout
+from delta_cli.credit.advantages import check_layout
+from delta_cli.credit.checks import check_choices
 from delta_cli.credit.distributed import HeldFeatures, Ranks, gather_batch
 from delta_cli.credit.features import FeatureReductions
 

@@ -134,4 +134,4 @@ def method(preset: str, **changes: Any) -> Method:
     """The method of a preset, with fields changed. Raises ValueError for an unknown preset or value."""
     if preset not in PRESETS:
         raise ValueError(f"preset '{preset}' does not exist; choose one of {', '.join(PRESETS)}")
-    return replace(PRESETS[preset], **changes)
+    return replace(PRESETS[preset], **changes) if changes else PRESETS[preset]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delta_cli.credit.checks import check_layout
+from delta_cli.credit.advantages import check_layout
 from delta_cli.credit.corrections import NO_CORRECTION, Correction, accepted_tokens, correction_weights
 from delta_cli.credit.corrections import correction as find_correction
 from delta_cli.credit.divergences import KL_ESTIMATORS, KlEstimator, direction

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from delta_cli.errors import UserError
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.training.engine_gap import advice, moves_too_fast
+from delta_cli.training.tripwires import advice, moves_too_fast
 
 SHOWN = 20  # steps in the table
 

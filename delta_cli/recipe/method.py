@@ -130,7 +130,8 @@ class MethodSection(Section):
 
     def resolve(self) -> Method:
         """The preset with the changes."""
-        changes = {name: value for name, value in self if name not in _NOT_OF_METHOD and value is not None}
+        given = {name: getattr(self, name) for name in self.model_fields_set.difference(_NOT_OF_METHOD)}
+        changes = {name: value for name, value in given.items() if value is not None}
         return method(self.preset, **changes)
 
     @model_validator(mode="after")

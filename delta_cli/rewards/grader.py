@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,7 +16,6 @@ from delta_cli.errors import UserError
 from delta_cli.recipe.reward import JudgeSection, Reward, RewardKind
 from delta_cli.rewards.code.sandbox import find_sandbox
 from delta_cli.rewards.judge import JudgeClient, JudgeUsage, check_template
-from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
 from delta_cli.rewards.verifiers import quick_verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
@@ -31,6 +32,48 @@ class Verdict:
     failure: str | None  # "timeout", "worker died", "error: …"; the reward is then 0
     parts: Mapping[str, float] = field(default_factory=dict)  # of several rewards: each alone, before its weight
     void: bool = False  # there is no verdict: the response has no advantage, and the reward means nothing
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where a response belongs: the group of its prompt, and its place in it."""
+
+    groups: ResponseGroups
+    group: int
+    place: int
+
+
+class ResponseGroups:
+    """Collects the responses of a rollout by prompt; a group is graded when its last response is there.
+
+    A response that is reported again, because it had to be drawn again, replaces the earlier one, and its group is
+    graded again.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self._lock = threading.Lock()
+        self._texts: defaultdict[tuple[int, int], dict[int, str]] = defaultdict(dict)  # of a pool and group, by place
+        self._waiting: defaultdict[tuple[int, int], list[tuple[int, Future[Score]]]] = defaultdict(list)
+
+    def add(self, pool: WorkerPool, problem: Problem, group: int, place: int, response: str) -> Future[Score]:
+        """The score of a response among those of its group, from a worker of ``pool``."""
+        key, result = (id(pool), group), Future[Score]()
+        with self._lock:
+            self._texts[key][place] = response
+            self._waiting[key].append((place, result))
+            if len(self._texts[key]) < self.samples:
+                return result
+            waiting = self._waiting.pop(key)
+            responses = tuple(self._texts[key][place] for place in range(self.samples))
+
+        def settle(done: Future[Score]) -> None:
+            score = Score(0.0, failure="error: the grader was closed") if done.cancelled() else done.result()
+            for own, future in waiting:
+                future.set_result(score if score.values is None else _own_score(score.values[own]))
+
+        pool.submit(GradingRequest("", problem, responses=responses)).add_done_callback(settle)
+        return result
 
 
 class Grader:
@@ -186,3 +229,10 @@ def shaping(reward: Reward, length: int, max_tokens: int, well_formed: bool) -> 
 def overlong_penalty(length: int, limit: int, buffer: int, factor: float) -> float:
     """Zero up to ``limit - buffer`` tokens, then falling linearly to ``-factor`` at ``limit`` (method, section 3)."""
     return min(-(length - (limit - buffer)) / buffer, 0.0) * factor
+
+
+def _own_score(value: float | None) -> Score:
+    """The score of one response of a group. A reward model has none for what is too long for it."""
+    if value is None:
+        return Score(0.0, failure="error: longer than the reward model reads (reward.model.max_length)", void=True)
+    return Score(value)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from delta_cli.data.problem import Problem
-from delta_cli.rewards.grader import Grader, Verdict
+from delta_cli.rewards.grader import Grader, GroupPlace, Verdict
 from delta_cli.rewards.judge import JudgeUsage
-from delta_cli.rewards.response_groups import GroupPlace
 
 
 @dataclass(frozen=True)

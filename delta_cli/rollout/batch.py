@@ -10,6 +10,7 @@ import numpy as np
 from backends.arrays import Bools, Doubles, Floats, Ids
 from backends.interface import Features, Sequences, starts_of, token_index
 from backends.regions import joined as joined_regions
+from delta_cli.credit.advantages import AdvantageKind, group_advantages
 from delta_cli.credit.features import JoinedFeatures, SelectedFeatures
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompt_order import PassRate
@@ -91,6 +92,18 @@ class RolloutBatch:
     def correct(self) -> Bools:
         """Which responses the verifier accepted, [R]."""
         return np.array([verdict.correct for verdict in self.verdicts], bool)
+
+    def advantages(self, kind: AdvantageKind) -> Doubles:
+        """The advantage of each response, [R]; one that failed is compared with no other and has none."""
+        counted = ~self.failed
+        advantages: Doubles = np.zeros(len(self.texts))
+        advantages[counted] = group_advantages(self.rewards[counted], self.groups[counted], kind)
+        return advantages
+
+    @property
+    def shortest_response(self) -> Sequences:
+        """The response with the fewest tokens, and its prompt."""
+        return self.sequences.select(np.argsort(self.sequences.lengths, kind="stable")[:1])
 
     @property
     def mixed_groups(self) -> Ids:

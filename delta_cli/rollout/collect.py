@@ -28,8 +28,7 @@ from delta_cli.recipe.models import RolloutSection
 from delta_cli.rollout import unused_batches as unused
 from delta_cli.rollout.batch import RolloutBatch, join
 from delta_cli.rollout.worker import PendingRollout, RolloutWorker, on_all_ranks
-from delta_cli.runs.observer import Observer
-from delta_cli.runs.phases import PhaseClock
+from delta_cli.runs.observer import Observer, PhaseClock
 from delta_cli.seeds import derive
 
 CLOSE_SECONDS = 5.0  # in which the threads of several ranks abandon a batch together

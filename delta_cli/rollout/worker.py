@@ -31,8 +31,7 @@ from delta_cli.environments.opened import Environments
 from delta_cli.environments.verifiers_host import VerifiersHost
 from delta_cli.environments.verifiers_trace import PlayedEpisode
 from delta_cli.errors import StopRequested
-from delta_cli.rewards.grader import Verdict
-from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
+from delta_cli.rewards.grader import GroupPlace, ResponseGroups, Verdict
 from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.rollout.batch import LocalFeatures, RolloutBatch
 from delta_cli.rollout.episodes import Episode, EpisodeDriver, EpisodeRecords

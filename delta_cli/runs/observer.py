@@ -1,11 +1,15 @@
-"""Callbacks of the training loop, for displays and trackers. Subclasses override the ones they need."""
+"""Following a run: callbacks of the training loop for displays and trackers, and a clock for the phases of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from delta_cli.errors import StopRequested
 from delta_cli.runs.folder import JsonObject
+from delta_cli.runs.metrics import PHASES
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Notice:
 
 
 class Observer:
-    """An observer that ignores everything."""
+    """An observer that ignores everything; subclasses override the calls they need."""
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
         """A run of ``steps`` steps starts after step ``first`` (0: new); ``machine`` names backend and threads."""
@@ -102,3 +106,36 @@ class ObserverGroup(Observer):
         """Pass on to each observer."""
         for observer in self._observers:
             observer.end()
+
+
+@dataclass
+class PhaseClock:
+    """Seconds spent in each phase of a step."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    started: float = field(default_factory=time.perf_counter)
+    dropped: str = ""  # the phase that a stop request interrupted
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to the phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        except StopRequested:
+            self.dropped = name
+            raise
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def add(self, other: PhaseClock) -> None:
+        """Add the times of another clock, phase by phase."""
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] += seconds
+
+    def record(self) -> JsonObject:
+        """The times for metrics.jsonl; resets the clock."""
+        now = time.perf_counter()
+        found = {"seconds": now - self.started} | {f"seconds_{name}": self.seconds[name] for name in PHASES}
+        self.seconds, self.started = dict.fromkeys(PHASES, 0.0), now
+        return found

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.arrays import Doubles
+from backends.arrays import Bools, Doubles
 from backends.collective import SOLO
 from backends.interface import Collective, Learner
 from delta_cli.credit.coefficients import TokenCoefficients
-from delta_cli.credit.corrections import Correction
+from delta_cli.credit.corrections import Correction, accepted_tokens, correction_weights, raw_weights
 from delta_cli.rewards.judge import JudgeUsage
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
 from delta_cli.runs.observer import Example
-from delta_cli.training.engine_gap import describe_gap
 from delta_cli.training.update import ScoredBatch
 
 
@@ -188,3 +187,54 @@ def first_examples(batch: RolloutBatch) -> list[Example]:
         )
         for row in np.concatenate(rows)
     ]
+
+
+def describe_gap(batch: ScoredBatch, correction: Correction) -> dict[str, Any]:
+    """Metrics of the gap over the responses that a forward pass scored; null if it scored none.
+
+    Quarters are those of each response: a gap that grows from one to the next comes from what the engine keeps, such as
+    its cache. The effective sample size is (Σ w)² / Σ w² over the number of tokens, or of responses, for weights w that
+    are not bounded.
+    """
+    sequences = batch.rollout.sequences
+    scored = batch.scored
+    difference = np.asarray(batch.old_logprobs, np.float64) - batch.rollout.engine_logprobs
+    gap = np.abs(difference)
+    p99, p999 = np.quantile(gap[scored], [0.99, 0.999]).tolist() if scored.any() else (None, None)
+    found = {
+        "engine_gap_mean": mean(gap[scored]),
+        "engine_gap_max": float(gap[scored].max()) if scored.any() else None,
+        "engine_gap_p99": p99,
+        "engine_gap_p999": p999,
+    }
+    quarters = _quarters(sequences.starts)
+    for quarter in range(4):
+        found[f"engine_gap_q{quarter + 1}"] = mean(gap[scored & (quarters == quarter)])
+    firsts = sequences.starts[:-1][sequences.lengths > 0]
+    firsts = firsts[scored[firsts]]
+    found["ess_token"] = _effective_share(raw_weights("token", difference, sequences.starts)[scored])
+    found["ess_sequence"] = _effective_share(raw_weights("sequence", difference, sequences.starts)[firsts])
+    if correction.active:
+        found["correction_cut"] = mean(_cut(correction, difference, sequences.starts)[scored])
+    return found
+
+
+def _cut(correction: Correction, difference: Doubles, starts: Any) -> Bools:
+    """Which tokens the correction rejects, or whose weight it changes, [N]."""
+    raw = raw_weights(correction.weight, difference, starts)
+    changed: Bools = correction_weights(correction, difference, starts) != raw
+    return changed | ~accepted_tokens(correction, difference, starts)
+
+
+def _quarters(starts: Any) -> Any:
+    """The quarter of its response that each token lies in, 0 to 3, [N]."""
+    lengths = np.diff(starts)
+    places = np.arange(int(starts[-1])) - np.repeat(starts[:-1], lengths)
+    return 4 * places // np.repeat(np.maximum(lengths, 1), lengths)
+
+
+def _effective_share(weights: Doubles) -> float | None:
+    if not len(weights):
+        return None
+    scaled = weights / weights.max()  # squares of large weights would overflow
+    return float(scaled.sum() ** 2 / (len(scaled) * (scaled**2).sum()))

@@ -25,8 +25,7 @@ from delta_cli.runs import checkpoint, export_stamp
 from delta_cli.runs.checkpoint import State
 from delta_cli.runs.fingerprint import Fingerprint, changes, problems_digest
 from delta_cli.runs.folder import BACKEND_WRITES, JsonObject, RunFolder, missing_steps, read_lines, writing
-from delta_cli.runs.observer import Notice, Observer
-from delta_cli.runs.phases import PhaseClock
+from delta_cli.runs.observer import Notice, Observer, PhaseClock
 from delta_cli.training import tripwires
 from delta_cli.training.checkpoint_writer import CheckpointWriter
 from delta_cli.training.metrics import (

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Notice
-from delta_cli.training.engine_gap import CUT, advice, moves_too_fast
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,51 @@ class Tripwire:
 
 AS_DRAWN = 0.5  # nats: tolerated gap of one token sampled in 16 bits, with update.old_logprobs = "rollout"
 SWAPPED = 2**28  # bytes; swapping less is harmless: unused library pages
+LARGE = 0.1  # nats: a gap of one token in a thousand that asks for a correction
+ENOUGH = 0.9  # effective sample size, as a share, with which a weight can be left as it is
+RARE = 0.5  # nats: if 99 % of the gaps are below it, larger ones are a few bad tokens
+MOVED = 0.5  # effective sample size of responses, as a share, below which stale batches teach too little
+CUT = 0.2  # share of tokens cut off above which a correction is too strict
 
 # Metrics that every step has; null means NaN or infinity.
 ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "probe_logprob_change")
+
+
+def advice(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The entry of the menu of corrections that fits a step's gap, and the reason; None if the gap is harmless.
+
+    It goes by what each correction costs. The product of a response's ratios is unbiased, so it is taken if nearly all
+    responses keep their weight; otherwise the ratio of each token; if only a few tokens are far off, those tokens are
+    left out; and if many are, whole responses are.
+    """
+    token, sequence = record.get("ess_token"), record.get("ess_sequence")
+    p99, p999 = record.get("engine_gap_p99"), record.get("engine_gap_p999")
+    if token is None or sequence is None or p99 is None or p999 is None or p999 <= LARGE:
+        return None
+    if sequence >= ENOUGH:
+        return "decoupled_seq_is", f"the weights of whole responses keep an effective sample size of {sequence:.0%}"
+    if token >= ENOUGH:
+        return (
+            "decoupled_token_is",
+            f"weights of whole responses keep an effective sample size of {sequence:.0%} only, those of tokens "
+            f"{token:.0%}",
+        )
+    if p99 <= RARE:
+        return (
+            "decoupled_token_icepop",
+            f"99 % of the tokens differ by at most {p99:.2g} nats, and the few others dominate the weights",
+        )
+    return (
+        "decoupled_k3_rs_token_tis",
+        f"one token in a hundred differs by {p99:.2g} nats or more, so some responses have another policy altogether",
+    )
+
+
+def moves_too_fast(record: Mapping[str, Any]) -> bool:
+    """Whether the policy moves so far while batches wait that no correction makes up for it."""
+    sequence = record.get("ess_sequence")
+    return bool((record.get("staleness") or 0) > 0 and sequence is not None and sequence < MOVED)
+
 
 TRIPWIRES = (
     Tripwire(

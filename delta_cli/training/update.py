@@ -16,14 +16,12 @@ from backends.interface import (
     Ids,
     Learner,
     Proxy,
-    Sequences,
     starts_of,
     token_index,
 )
 from delta_cli.assets import model_path
-from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients, group_advantages
-from delta_cli.credit.advantages import AdvantageKind
-from delta_cli.credit.blame import blame_weights
+from delta_cli.credit import MiniBatch, Surrogate, TokenCoefficients
+from delta_cli.credit.blame import with_blame
 from delta_cli.credit.coefficients import batch_coefficients
 from delta_cli.credit.distributed import HeldFeatures
 from delta_cli.credit.surrogate import Totals
@@ -99,6 +97,9 @@ class Updater:
         self.ranks = ranks
         self.method = recipe.method.resolve()
         self.correction = recipe.correction.resolve()
+        self.delta = recipe.delta.resolve()
+        self.scores_as_drawn = recipe.scores_as_drawn
+        self.scales_weights = recipe.method.changes_weights
         self.entropy = EntropyBonus(recipe.update)
         self.temperatures: tuple[float, float] | None = None  # of the first step, with delta.temperature = "first"
         self.weight_function = open_weight_function(self.method)
@@ -120,12 +121,12 @@ class Updater:
     def weighs_tokens(self) -> bool:
         """Whether weights differ between tokens before any update; their statistics are then recorded."""
         function = self.weight_function is not None
-        return self.method.credit == "delta" or function or self.recipe.method.changes_weights
+        return self.method.credit == "delta" or function or self.scales_weights
 
     @property
     def sampler_proxy(self) -> Proxy | None:
         """The proxy whose features the sampler should keep while it samples."""
-        return self.proxy if self.recipe.scores_as_drawn else None
+        return self.proxy if self.scores_as_drawn else None
 
     # ------------------------------------------------------------------------------- scoring
 
@@ -136,7 +137,7 @@ class Updater:
         pass over the responses that have an advantage. No other response adds to a centroid, the loss or its gradient,
         unless the method itself reads all of them or ``every`` is set.
         """
-        advantages = batch_advantages(batch, self.method.advantage)
+        advantages = batch.advantages(self.method.advantage)
         wanted = np.full(len(batch.sequences), every or self._reads_all_responses) | (advantages != 0)
         rows = batch.rows(self._own_groups(batch.tokens_of_groups(wanted)))
         rows = rows[wanted[rows]]
@@ -144,7 +145,7 @@ class Updater:
         if self.recipe.update.kl_coefficient:
             own_reference = self.learner.reference(batch.sequences.select(rows))
             reference = self._from_all_ranks(own_reference, rows, wanted, batch)
-        if self.recipe.scores_as_drawn and not every and self._kept_by_sampler(batch):
+        if self.scores_as_drawn and not every and self._kept_by_sampler(batch):
             assert batch.engine_entropies is not None
             scored = np.zeros(len(batch.sequences.tokens), dtype=bool)
             logprobs, entropies, local = batch.engine_logprobs, batch.engine_entropies, batch.features
@@ -215,10 +216,13 @@ class Updater:
 
     def credit(self, batch: ScoredBatch, step: int) -> TokenCoefficients:
         """The weight of every token, fixed for all updates on the batch. Closes the features."""
-        found = self._with_blame(batch, self._coefficients(batch, step))
-        section = self.recipe.method
-        if not section.changes_weights:
+        found = self._coefficients(batch, step)
+        if self.recipe.method.blame != "none":
+            marks = blamed_tokens(batch.rollout, batch.advantages, self._known_tokenizer())
+            found = with_blame(found, marks, batch.rollout.sequences.starts)
+        if not self.scales_weights:
             return found
+        section = self.recipe.method
         logprobs = np.asarray(batch.old_logprobs, np.float64)
         advantages = np.repeat(batch.advantages, batch.rollout.sequences.lengths)
         weights = normalised(found.weights, logprobs, advantages, section.normalise, section.weight_negative)
@@ -233,9 +237,7 @@ class Updater:
         if held is None:
             ones, zeros = np.ones(len(batch.old_logprobs)), np.zeros(len(batch.old_logprobs))
             return TokenCoefficients(ones, zeros, zeros)
-        settings = self.recipe.delta.resolve()
-        if self.temperatures is not None:
-            settings = replace(settings, temperature=self.temperatures)
+        settings = self.delta if self.temperatures is None else replace(self.delta, temperature=self.temperatures)
         groups = rollout.groups if self.recipe.delta.scope == "group" else None
         try:
             coefficients = batch_coefficients(held, batch.advantages, rollout.sequences.starts, settings, groups, rng)
@@ -279,21 +281,13 @@ class Updater:
             self._tokenizer = Tokenizer.load(model_path(self.recipe.model.path))
         return self._tokenizer
 
-    def _with_blame(self, batch: ScoredBatch, coefficients: TokenCoefficients) -> TokenCoefficients:
-        """With method.blame: the coefficients times the blame weights, rescaled to mean 1."""
-        if self.recipe.method.blame == "none":
-            return coefficients
-        marks = blamed_tokens(batch.rollout, batch.advantages, self._known_tokenizer())
-        weights = coefficients.weights * blame_weights(marks, batch.rollout.sequences.starts)
-        return replace(coefficients, weights=weights / weights.mean() if weights.any() else weights)
-
     # ------------------------------------------------------------------------------- updates
 
     def update(self, batch: ScoredBatch, coefficients: TokenCoefficients, step: int) -> Updates:
         """Every mini-batch of every epoch; a mini-batch holds whole groups."""
         settings, done = self.recipe.update, Updates()
         self.entropy.adapt(batch.entropies)
-        probe = _shortest_response(batch.rollout)
+        probe = batch.rollout.shortest_response  # shows cheaply whether the policy moved
         before: Floats = np.zeros(0)
         for number, groups in enumerate(self._mini_batches(len(batch.rollout.problems), step)):
             seed = derive(self.recipe.run.seed, step, f"covariance {number}")
@@ -399,14 +393,6 @@ class Updater:
         return found
 
 
-def batch_advantages(batch: RolloutBatch, kind: AdvantageKind) -> Doubles:
-    """The advantages of a batch, [R]; a response that failed is compared with no other and has none."""
-    counted = ~batch.failed
-    advantages: Doubles = np.zeros(len(batch.texts))
-    advantages[counted] = group_advantages(batch.rewards[counted], batch.groups[counted], kind)
-    return advantages
-
-
 @dataclass(frozen=True)
 class _LocalObjective:
     """A mini-batch's objective for a learner that holds only the responses at ``places``."""
@@ -423,8 +409,3 @@ class _LocalObjective:
 
     def restart(self) -> None:
         self.surrogate.restart()
-
-
-def _shortest_response(batch: RolloutBatch) -> Sequences:
-    """The batch's shortest response: two forward passes over it show cheaply whether the policy moved."""
-    return batch.sequences.select(np.argsort(batch.sequences.lengths, kind="stable")[:1])

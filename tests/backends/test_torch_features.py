@@ -227,10 +227,10 @@ def test_features_that_do_not_fit(
 ) -> None:
     """No micro-batch is small enough for them: the budgets are named."""
 
-    def allocate(*_: Any) -> TorchFeatures:
+    def refuse(*_: Any) -> list[torch.Tensor]:
         raise error
 
-    monkeypatch.setattr(TorchFeatures, "allocate", allocate)
+    monkeypatch.setattr("backends.torch.features._memory", refuse)
     with pytest.raises(
         BackendError, match="features of 36 tokens, with feature_bytes = 640 and feature_host_bytes = 7"
     ):

@@ -30,9 +30,6 @@ NEEDS = {
     "trainer.md": ("torch",),
     "trl.md": ("trl",),
 }
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(ROOT / "docs"))  # as for a script in this folder
-    PAGES: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
 KEYS = {key.name for key in key_reference()}
 SUFFIXES = {"json", "jsonl", "toml", "md", "py", "safetensors"}
 MARKS = {
@@ -67,10 +64,13 @@ def test_commands_and_examples_do_what_the_document_shows(
     run(document, tmp_path)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_generated_pages_are_those_of_the_code(name: str) -> None:
-    committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert committed == PAGES[name], f"run: python docs/generate.py, then look at docs/{name}"
+def test_generated_pages_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))  # as for a script in this folder
+    pages: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+    assert len(pages) >= 4
+    for name, generated in pages.items():
+        committed = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert committed == generated, f"run: python docs/generate.py, then look at docs/{name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

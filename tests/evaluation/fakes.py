@@ -11,8 +11,8 @@ import numpy as np
 from backends.interface import Completions, Ids, OnFinished, RolloutRequest, Sampling, starts_of
 from backends.stop_strings import StopText
 from delta_cli.data.problem import Problem
+from delta_cli.rewards.grader import GroupPlace
 from delta_cli.rewards.math.boxed import last_box
-from delta_cli.rewards.response_groups import GroupPlace
 
 EOS = 0
 

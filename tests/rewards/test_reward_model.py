@@ -13,8 +13,7 @@ import pytest
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.recipe.reward import Reward, RewardModelSection
-from delta_cli.rewards.grader import Grader, Verdict
-from delta_cli.rewards.response_groups import GroupPlace, ResponseGroups
+from delta_cli.rewards.grader import Grader, GroupPlace, ResponseGroups, Verdict
 from delta_cli.rewards.reward_model import model_scores, reward_of
 from delta_cli.runs.folder import RunFolder, read_lines
 from tests.harness import contents, train

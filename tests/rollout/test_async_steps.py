@@ -22,8 +22,7 @@ from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.collect import BatchCollector
 from delta_cli.rollout.worker import PendingRollout
 from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
-from delta_cli.runs.observer import Observer
-from delta_cli.runs.phases import PhaseClock
+from delta_cli.runs.observer import Observer, PhaseClock
 from tests.harness import Watcher, contents, make_recipe, train, write_model
 from tests.vllm.server import COMPLETIONS, serving
 

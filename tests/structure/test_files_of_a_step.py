@@ -17,7 +17,7 @@ from tests.harness import make_recipe, train
 
 from .imports import PACKAGES, ROOT
 
-MOST = {"fake": 44, "cpu": 60}  # both are meant to come down to 35
+MOST = {"fake": 36, "cpu": 52}  # both are meant to come down to 35
 
 
 @contextmanager

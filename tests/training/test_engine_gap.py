@@ -14,7 +14,8 @@ from backends.interface import Sequences
 from delta_cli.credit import CORRECTIONS, correction
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.folder import RunFolder, read_lines
-from delta_cli.training.engine_gap import advice, describe_gap
+from delta_cli.training.metrics import describe_gap
+from delta_cli.training.tripwires import advice
 from delta_cli.training.update import ScoredBatch
 from tests.harness import make_recipe, train
 

@@ -39,7 +39,6 @@ from delta_cli.runs.folder import RunFolder, read_lines
 from delta_cli.runs.records import RecordedResponse, RecordedRun
 from delta_cli.training import setup
 from delta_cli.training.setup import open_trainer
-from delta_cli.training.update import batch_advantages
 
 from ..credit.ranks import ThreadRanks, on_ranks
 from ..environments.test_dialogue import FAMILIES, make_tokenizer
@@ -299,9 +298,9 @@ def failed_batch(rewards: Sequence[float], failed: Sequence[bool]) -> RolloutBat
 
 def test_a_failed_episode_is_compared_with_no_other() -> None:
     batch = failed_batch([1, 0, 0, 1, 0], [False, False, True, False, True])
-    found = batch_advantages(batch, "group_normalised")
+    found = batch.advantages("group_normalised")
     alone = failed_batch([1, 0, 1], [False, False, False])
-    np.testing.assert_array_equal(found[[0, 1, 3]], batch_advantages(alone, "group_normalised"))
+    np.testing.assert_array_equal(found[[0, 1, 3]], alone.advantages("group_normalised"))
     assert found[2] == found[4] == 0
     assert batch.mixed_groups.tolist() == [0]
     assert failed_batch([1, 0, 1], [False, True, False]).mixed_groups.tolist() == []

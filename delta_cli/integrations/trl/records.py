@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
-from backends.process import peak_resident
+from backends.local_engine import peak_resident
 from delta_cli.integrations.trl.config import DelTAArguments, options
 from delta_cli.integrations.trl.credit import BatchCredit
 from delta_cli.integrations.trl.scoring import ScoredCompletions
