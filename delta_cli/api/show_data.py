@@ -9,9 +9,10 @@ from typing import Any
 from delta_cli.assets import model_path
 from delta_cli.data import sources
 from delta_cli.data.columns import find_columns
-from delta_cli.data.loading import LEFT_OUT, LoadReport, load_problems
+from delta_cli.data.load_report import LEFT_OUT, LoadReport
+from delta_cli.data.loading import load_problems
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import CHAT, encode_prompt, render_problem
+from delta_cli.data.prompts import CHAT, dropped_turns, encode_prompt, render_problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe, parse_recipe
@@ -37,6 +38,7 @@ class ShownData:
 
     problems: tuple[ShownProblem, ...]
     report: LoadReport
+    notice: str = ""  # what the prompt template leaves out
 
     @property
     def left_out(self) -> list[tuple[str, str]]:
@@ -73,7 +75,7 @@ def show_data(source: str, model: str | None, overrides: tuple[str, ...] = ()) -
         template = "plain"
     everything = sorted((*loaded.problems, *loaded.held_out), key=lambda each: _order(each.id))
     shown = tuple(_shown(problem, problem.id in held_out, template, tokenizer) for problem in everything)
-    return ShownData(shown, loaded.report)
+    return ShownData(shown, loaded.report, dropped_turns(recipe.data.prompt_template, everything))
 
 
 def _recipe_for(file: str, overrides: tuple[str, ...]) -> Recipe:

@@ -50,6 +50,8 @@ def show(
     for each in found.problems[:rows] if rows else found.problems:
         _print(each)
     say(str(found.report))
+    if found.notice:
+        say(found.notice)
     counts = [each.tokens for each in found.problems if each.tokens is not None]
     if counts:
         middle = sorted(counts)[len(counts) // 2]

@@ -6,8 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ import numpy as np
 from delta_cli.data import arithmetic, filters, sources, word_problems
 from delta_cli.data.dataset_layouts import LAYOUTS, DatasetLayout
 from delta_cli.data.filters import Filter
-from delta_cli.data.pass_rates import read_pass_rates
+from delta_cli.data.load_report import LEFT_OUT, LISTED, LeftOutRow, LoadedData, LoadReport
+from delta_cli.data.pass_rate_filter import with_pass_rates
 from delta_cli.data.problem import DataRow, DataSplit, Problem, question_key
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
@@ -26,68 +26,6 @@ GENERATED_PROBLEMS = 5000  # to train on, without data.limit
 GENERATED_BENCHMARK = 256  # to evaluate on, without a limit
 GENERATED = (arithmetic.SOURCE, word_problems.SOURCE)
 LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filter")  # that replace the data set's own
-
-
-LEFT_OUT = {
-    "filtered": "excluded by data.filter",
-    "empty": "without a question",
-    "without_gold": "without a gold answer",
-    "duplicated": "with the question of an earlier row",
-    "too_long": "with too long a prompt",
-    "too_hard": "with a pass rate below data.pass_rate_min",
-    "too_easy": "with a pass rate above data.pass_rate_max",
-    "unrated": "without a pass rate in data.pass_rate_file",
-}
-LISTED = 100  # rows left out that are remembered for each reason
-
-
-@dataclass(frozen=True)
-class LeftOutRow:
-    """A row that gives no problem."""
-
-    where: str  # file and line, or the problem's id
-    reason: str  # a field of LoadReport
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """How many rows were read, how many were kept, and how many were left out for each reason."""
-
-    read: int
-    kept: int
-    filtered: int = 0  # by data.filter
-    empty: int = 0  # no question
-    without_gold: int = 0
-    duplicated: int = 0  # same question as an earlier row
-    too_long: int = 0  # prompt above the limit
-    too_hard: int = 0  # pass rate below data.pass_rate_min
-    too_easy: int = 0  # pass rate above data.pass_rate_max
-    unrated: int = 0  # not in data.pass_rate_file
-    left_out: tuple[LeftOutRow, ...] = field(default=(), compare=False)  # the first ones of each reason
-
-    def __str__(self) -> str:
-        counts = {words: getattr(self, reason) for reason, words in LEFT_OUT.items()}
-        reasons = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-        problems, rows = ("" if count == 1 else "s" for count in (self.kept, self.read))
-        return f"{self.kept} problem{problems} of {self.read} row{rows}" + (f"; left out: {reasons}" if reasons else "")
-
-    def refuse_empty(self, source: str) -> None:
-        """Raise UserError if no problem is left."""
-        if not self.read:
-            raise UserError(
-                f'{source}: holds no rows; each needs {{"question": …, "answer": …}}, or columns like these'
-            )
-        if not self.kept:
-            raise UserError(f"{source}: no problem is left ({self})")
-
-
-@dataclass(frozen=True)
-class LoadedData:
-    """Problems to train on, problems held out for evaluation, and the counts."""
-
-    problems: tuple[Problem, ...]
-    held_out: tuple[Problem, ...]
-    report: LoadReport
 
 
 def load_problems(
@@ -105,7 +43,7 @@ def load_problems(
     problem is left to train on.
     """
     loaded = _load(data, seed, tokenizer, max_prompt_tokens, given)
-    return loaded if data.pass_rate_file is None else _with_pass_rates(loaded, data, data.pass_rate_file)
+    return loaded if data.pass_rate_file is None else with_pass_rates(loaded, data, data.pass_rate_file)
 
 
 def _load(
@@ -137,42 +75,6 @@ def _load(
     count = _held_out(data, len(chosen))
     held_out, problems = (tuple(kept[i] for i in np.sort(part)) for part in (chosen[:count], chosen[count:]))
     return LoadedData(problems, held_out, report)
-
-
-def _with_pass_rates(loaded: LoadedData, data: DataSection, file: str) -> LoadedData:
-    """The problems with the pass rates in ``file``, without those to train on whose rate is not wanted."""
-    rates = read_pass_rates(file)
-    rated = [replace(each, pass_rate=rates.get(question_key(each.question, each.turns))) for each in loaded.problems]
-    if all(each.pass_rate is None for each in rated):
-        raise UserError(
-            f"data.pass_rate_file: {file}: has none of the {len(rated)} problems to train on; rate them with "
-            "`delta data rate RECIPE`"
-        )
-    reasons = [_unwanted(each.pass_rate, data) for each in rated]
-    counts = Counter(reason for reason in reasons if reason is not None)
-    kept = tuple(each for each, reason in zip(rated, reasons, strict=True) if reason is None)
-    dropped = [(each.id, reason) for each, reason in zip(rated, reasons, strict=True) if reason is not None]
-    listed = tuple(
-        LeftOutRow(f"problem {name}", reason)
-        for why in counts
-        for name, reason in islice((pair for pair in dropped if pair[1] == why), LISTED)
-    )
-    report = replace(
-        loaded.report, kept=loaded.report.kept - len(dropped), left_out=loaded.report.left_out + listed, **counts
-    )
-    if not kept:
-        raise UserError(
-            f"data.pass_rate_min = {data.pass_rate_min:g}, data.pass_rate_max = {data.pass_rate_max:g}: no problem is "
-            f"left to train on ({report})"
-        )
-    return replace(loaded, problems=kept, report=report)
-
-
-def _unwanted(rate: float | None, data: DataSection) -> str | None:
-    """Why a problem with this pass rate is left out; None if it is not."""
-    if rate is None:
-        return "unrated" if data.filters_pass_rates else None
-    return "too_hard" if rate < data.pass_rate_min else "too_easy" if rate > data.pass_rate_max else None
 
 
 def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt_tokens: int | None) -> LoadedData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.arrays import Ids
@@ -49,6 +49,17 @@ def render_problem(template: str, problem: Problem, tokenizer: Tokenizer) -> str
     if template in CHAT:
         return tokenizer.continue_chat(problem.turns, fill(CHAT[template], values))
     return fill(RAW.get(template, template), values)
+
+
+def dropped_turns(template: str, problems: Sequence[Problem]) -> str:
+    """A warning if ``template`` leaves out the turns that chats have before the question; else empty."""
+    chats = [] if template in CHAT else [problem for problem in problems if problem.turns]
+    if not chats:
+        return ""
+    return (
+        f"{len(chats)} of {len(problems)} problems are chats with earlier turns (problem {chats[0].id} first), which "
+        f"the prompt template {template!r} leaves out; set data.template to {' or '.join(CHAT)} to keep them"
+    )
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

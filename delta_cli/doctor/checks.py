@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 from backends import registry
 from backends.interface import BackendError
-from delta_cli.data.loading import LoadedData
+from delta_cli.data.load_report import LoadedData
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import encode_prompt
+from delta_cli.data.prompts import dropped_turns, encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.deadline import Deadline
 from delta_cli.doctor.finding import Finding, gib
@@ -78,7 +78,7 @@ def examine(
         except UserError as error:
             yield Finding("wrong", "reward", str(error))
             return
-        yield from _data(data, grader)
+        yield from _data(recipe, data, grader)
         if run_model:
             yield from model_findings(recipe, name, tokenizer, data, grader.verifying, Deadline(seconds, say))
 
@@ -230,8 +230,10 @@ def _episodes(recipe: Recipe) -> Finding:
     )
 
 
-def _data(data: LoadedData, grader: WeightedReward) -> Iterator[Finding]:
+def _data(recipe: Recipe, data: LoadedData, grader: WeightedReward) -> Iterator[Finding]:
     yield Finding("ok", "data", f"{data.report}; {len(data.problems)} to train on, {len(data.held_out)} held out")
+    if line := dropped_turns(recipe.data.prompt_template, data.problems):
+        yield Finding("note", "data", line)
     if all(term.grader.reward.kind != "math" for term in grader.terms):
         return
     refused = gold_notices(data, grader)

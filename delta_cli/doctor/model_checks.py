@@ -15,7 +15,7 @@ import numpy as np
 from backends import registry
 from backends.interface import BackendError, Engine, Floats, Ids, Proxy, Sampling, Sequences
 from delta_cli.assets import model_path
-from delta_cli.data.loading import LoadedData
+from delta_cli.data.load_report import LoadedData
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.doctor.deadline import Deadline, DeadlineExceeded

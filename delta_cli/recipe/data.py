@@ -142,6 +142,13 @@ class DataSection(ProblemSource):
         for name in self.sources:
             if not NAME.fullmatch(name):
                 raise ValueError(f"data.sources.{name}: use small letters, digits and _ in the name of a source")
+        named = {column for source in self.sources.values() for column in source.columns}
+        for name, source in self.sources.items():
+            if absent := [each for each in sorted(named - {*source.columns}) if f"{{{each}}}" in (self.template or "")]:
+                raise ValueError(
+                    f"data.template names {{{absent[0]}}}, which data.sources.{name} does not load; add it to "
+                    f"data.sources.{name}.columns"
+                )
         for name, field in ProblemSource.model_fields.items():
             if self.sources and (value := getattr(self, name)) != field.default:
                 first = next(iter(self.sources))

@@ -13,9 +13,10 @@ from backends import registry
 from backends.collective import SOLO
 from backends.interface import Collective, Engine, Learner
 from delta_cli.assets import config_file, model_path
-from delta_cli.data.loading import LoadedData, load_problems
+from delta_cli.data.load_report import LoadedData
+from delta_cli.data.loading import load_problems
 from delta_cli.data.problem import Problem
-from delta_cli.data.prompts import CHAT, encode_prompt
+from delta_cli.data.prompts import CHAT, dropped_turns, encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.opened import Environments
 from delta_cli.environments.verifiers_host import VerifiersHost, task_problems
@@ -69,6 +70,8 @@ def open_trainer(
         check_functions(grader, data.problems[0])
         if data.report.kept < data.report.read:
             observer.notice(Notice("rows_left_out", f"{recipe.data.title}: {data.report}"))
+        if line := dropped_turns(recipe.data.prompt_template, data.problems):
+            observer.notice(Notice("turns_left_out", line))
         for line in gold_notices(data, grader):
             observer.notice(Notice("gold_refused", line))
         folder = RunFolder(run_dir) if ranks.rank == 0 else ReadOnlyRunFolder(run_dir)

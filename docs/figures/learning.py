@@ -293,12 +293,31 @@ TRL = {
 def _ahead() -> Named:
     """Twenty steps at a high rate, on-policy and some steps ahead."""
     runs = result("async_learning")["runs"]
-
-    def cell(name: str) -> str:
-        return "{:.1f} ({:.1f} to {:.1f})".format(*(100 * runs[name][key] for key in ("accuracy", "low", "high")))
-
-    rows = ([what, *(cell(f"{name}, seed {seed}") for seed in range(3))] for name, what in AHEAD.items())
+    rows = ([what, *(_accuracy(runs[f"{name}, seed {seed}"]) for seed in range(3))] for name, what in AHEAD.items())
     yield "async_learning.table", table(("", "seed 0", "seed 1", "seed 2"), rows)
+
+
+def _curriculum() -> Named:
+    """Forty steps on sums of which half are too hard, in shuffled epochs and by pass rate."""
+    runs = result("curriculum")["runs"]
+    rows = []
+    for arm, what in CURRICULUM.items():
+        own = [runs[f"{arm}, seed {seed}"] for seed in range(3)]
+        ends = [_accuracy(run | {"accuracy": run["accuracy"][-1]}) for run in own]
+        rows.append([what, *ends, span(100 * run["zero_variance_groups"] for run in own)])
+    yield "curriculum.table", table(("", "seed 0", "seed 1", "seed 2", "groups without variance"), rows)
+
+
+def _accuracy(run: dict[str, Any]) -> str:
+    """The accuracy and its interval, in per cent."""
+    return "{:.1f} ({:.1f} to {:.1f})".format(*(100 * run[key] for key in ("accuracy", "low", "high")))
+
+
+CURRICULUM = {
+    "shuffled epochs": "shuffled epochs",
+    "by pass rate": '`curriculum = "pass_rate"`',
+    "by pass rate, half explored": "the same, `curriculum_exploration = 0.5`",
+}
 
 
 AHEAD = {
@@ -318,4 +337,4 @@ def _seeds(name: str, way: str, what: str) -> list[str]:
     return [what, *("{:.1f} ({:.1f} to {:.1f})".format(*each) for each in values)]
 
 
-SOURCES = (_learning, _studies, _lab, _mistakes, _public_code, _real_text, _temperatures, _engines, _ahead)
+SOURCES = (_learning, _studies, _lab, _mistakes, _public_code, _real_text, _temperatures, _engines, _ahead, _curriculum)

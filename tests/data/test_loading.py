@@ -14,8 +14,9 @@ from make_tiny_base import write_tokenizer
 from pyarrow import parquet
 
 from delta_cli.assets import model_path
-from delta_cli.data.loading import LoadedData, LoadReport, load_problems
-from delta_cli.data.prompts import render_problem
+from delta_cli.data.load_report import LoadedData, LoadReport
+from delta_cli.data.loading import load_problems
+from delta_cli.data.prompts import dropped_turns, render_problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.recipe.data import DataSection
@@ -272,5 +273,11 @@ def test_a_chat_keeps_its_earlier_turns(tmp_path: Path) -> None:
     tokenizer = Tokenizer(core, configs, template)
     prompts = [render_problem("chat", problem, tokenizer) for problem in loaded.problems]
     assert prompts == ["user:1+1?;assistant:2;user:And 2+2?;", "user:And 2+2?;"]
+    assert dropped_turns("chat", loaded.problems) == ""
+    assert dropped_turns("paper", loaded.problems[1:]) == ""
+    assert dropped_turns("paper", loaded.problems) == (
+        "1 of 2 problems are chats with earlier turns (problem 1 first), which the prompt template 'paper' leaves out; "
+        "set data.template to chat or chat_boxed to keep them"
+    )
     tokenizer.chatting("be brief", None)
     assert render_problem("chat", loaded.problems[0], tokenizer).startswith("system:be brief;user:1+1?;")

@@ -89,6 +89,10 @@ def test_held_out_problems_of_the_sources_are_mixed() -> None:
     [
         ({"sources": {"a": {"source": "x.jsonl"}}, "limit": 3}, "data.limit = 3 is for a single source"),
         ({"sources": {"A b": {}}}, "use small letters"),
+        (
+            {"sources": {"a": {"columns": ["unit"]}, "b": {}}, "template": "{question} in {unit}"},
+            r"names {unit}, which data.sources.b does not load; add it to data.sources.b.columns",
+        ),
         ({"sources": {"a": {"weight": 0.0}}}, "greater than 0"),
         ({"sources": {"a": {"held_out": 0.1}}}, "held_out"),
     ],

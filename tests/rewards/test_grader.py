@@ -211,6 +211,15 @@ def test_a_users_mistake_is_named_at_start_up(tmp_path: Path, file: str, functio
     assert "\n" not in str(caught.value)
 
 
+def test_a_function_of_the_users_sees_columns_and_earlier_turns(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def reward(response, problem):\n    return problem.columns['points'] * len(problem.turns[0]['content'])\n"
+    )
+    asked = Problem("p", "q", "", columns={"points": 3}, turns=({"role": "user", "content": "Hi"},))
+    with Grader(custom(tmp_path / "mine.py", 5.0)) as made:
+        assert made.submit("", asked, 1, False).result().reward == 3 * len("Hi")
+
+
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     """A worker imports what grading needs, not the module that started it."""
     (tmp_path / "script.py").write_text(

@@ -27,7 +27,7 @@ from delta_cli.cli import app
 from delta_cli.credit import CORRECTIONS, CoefficientSettings, MiniBatch, Surrogate
 from delta_cli.credit.methods import PRESETS
 from delta_cli.data import arithmetic
-from delta_cli.data.loading import LoadedData
+from delta_cli.data.load_report import LoadedData
 from delta_cli.data.prompts import render
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError

@@ -17,7 +17,7 @@ from backends.fake.backend import FakeEngine
 from backends.interface import RolloutRequest, Sampling, Sequences
 from backends.settings import BackendSettings
 from delta_cli.credit import CoefficientSettings, MiniBatch, Surrogate, coefficients
-from delta_cli.data.loading import LoadedData
+from delta_cli.data.load_report import LoadedData
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.reward import Reward
