@@ -170,8 +170,7 @@ def _moments(update: UpdateSection, own: int, some: str, smaller: str) -> Memory
 
 def key_value_bytes(recipe: Recipe, shape: ModelShape) -> int:
     """Bytes of a token's keys and values in all layers."""
-    layers = shape.layers if shape.attention_layers is None else shape.attention_layers
-    return 2 * layers * shape.kv_heads * shape.head_dim * _width(recipe)
+    return 2 * shape.attending * shape.kv_heads * shape.head_dim * _width(recipe)
 
 
 def state_bytes(recipe: Recipe, shape: ModelShape) -> int:

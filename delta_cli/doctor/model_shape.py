@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from delta_cli.assets import config_file
+from delta_cli.doctor.parameter_count import ParameterCount, count_parameters, language_config, working_width
 from delta_cli.doctor.recurrent_state import recurrent_state
 from delta_cli.errors import UserError
 
@@ -27,16 +28,31 @@ class ModelShape:
     attention_layers: int | None = None  # those with keys and values; None: all
     states: int = 0  # float32 numbers in the recurrent states of one response, in all layers
     tails: int = 0  # numbers in the last inputs of its short convolutions, which have the model's dtype
+    counted: ParameterCount | None = None  # from a config; None: by the sizes above, without norms
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters in the matrices of one layer."""
+        """Parameters of one layer, or of the mean one."""
+        if self.counted:
+            return self.counted.layers // self.layers
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
+    def attending(self) -> int:
+        """Layers with attention."""
+        return self.layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def active_matrices(self) -> int:
+        """Parameters of a layer that one token is multiplied with: of experts, those that it is sent to."""
+        return self.counted.active // self.layers if self.counted else self.layer_matrices
+
+    @property
     def parameters(self) -> int:
-        """Parameters of the whole model without norms, which are less than a thousandth."""
+        """Parameters of the whole model."""
+        if self.counted:
+            return self.counted.layers + self.counted.outside
         return self.layers * self.layer_matrices + self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     def outputs(self, targets: tuple[str, ...]) -> int:
@@ -44,9 +60,16 @@ class ModelShape:
         return sum(self._sides[target][1] for target in targets if target in self._sides)
 
     def adapters(self, rank: int, targets: tuple[str, ...], layers: int | None, dora: bool = False) -> int:
-        """Parameters of low-rank adapters on the named projections, including DoRA's row lengths."""
-        matrices = rank * sum(sum(self._sides[target]) for target in targets if target in self._sides)
-        return (layers or self.layers) * (matrices + dora * self.outputs(targets))
+        """Parameters of low-rank adapters on the named projections, including DoRA's row lengths.
+
+        Of the last ``layers`` of a hybrid, as many attend as of all.
+        """
+        found = 0
+        for target in (target for target in targets if target in self._sides):
+            share = self.attending / self.layers if target in ("q_proj", "k_proj", "v_proj", "o_proj") else 1
+            inputs, outputs = self._sides[target]
+            found += round((layers or self.layers) * share) * (rank * (inputs + outputs) + dora * outputs)
+        return found
 
     @property
     def _sides(self) -> dict[str, tuple[int, int]]:
@@ -95,7 +118,7 @@ def shape_of(model: str) -> tuple[ModelShape, dict[str, Any]]:
 def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        config = config["text_config"] if "text_config" in config else config  # noqa: SIM401 (it may be a list)
+        config = language_config(config)
         heads = config["num_attention_heads"]
         shape = ModelShape(
             hidden=config["hidden_size"],
@@ -103,20 +126,12 @@ def _from_config(file: Path) -> tuple[ModelShape, dict[str, Any]]:
             heads=heads,
             kv_heads=config.get("num_key_value_heads", heads),
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=_intermediate(config),
+            intermediate=working_width(config),
             vocabulary=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
+            counted=count_parameters(config),
             **recurrent_state(config),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the config of a language model ({type(error).__name__}: {error})") from None
     return shape, config
-
-
-def _intermediate(config: dict[str, Any]) -> int:
-    """The width of the feed-forward part. LFM2 writes another number, of which it takes two thirds, rounded up."""
-    width = config.get("block_ff_dim") or config["intermediate_size"]
-    if config.get("block_auto_adjust_ff_dim"):
-        unit = config["block_multiple_of"]
-        width = -(-int(config["block_ffn_dim_multiplier"] * (2 * width // 3)) // unit) * unit
-    return int(width)

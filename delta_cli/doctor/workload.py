@@ -53,13 +53,13 @@ class Workload:
 
 
 def trunk_flops(shape: ModelShape, tokens: float) -> float:
-    """Forward of all layers' matrices: a product and a sum for each weight and token."""
-    return 2 * shape.layers * shape.layer_matrices * tokens
+    """Forward of all layers' matrices: a product and a sum for each weight and token, of experts those in use."""
+    return 2 * shape.layers * shape.active_matrices * tokens
 
 
 def attention_flops(shape: ModelShape, pairs: float) -> float:
     """Forward of all layers' attention: scores and their sum of values, each a product and a sum for each number."""
-    return 4 * shape.layers * shape.heads * shape.head_dim * pairs
+    return 4 * shape.attending * shape.heads * shape.head_dim * pairs
 
 
 def head_flops(shape: ModelShape, tokens: float) -> float:

@@ -55,7 +55,9 @@ def test_qwen3_5_by_hand(without: str, environment: dict[str, str], copies: int,
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "lfm2", "granitemoehybrid", "falcon_h1"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5_text", "qwen3_next", "lfm2", "granitemoehybrid", "falcon_h1", "jamba", "nemotron_h"]
+)
 def test_the_engine_allocates_as_much(kind: str, tmp_path: Path) -> None:
     build(next(family for family in FAMILIES if family.kind == kind), tmp_path)
     policy = TorchEngine(BackendSettings.of(str(tmp_path)), "cpu")._policy

@@ -21,8 +21,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }  # fmt: skip
 KINDS = {"Qwen3": {"head_dim": 32, "num_key_value_heads": 2}, "Llama": {}, "Bert": {"type_vocab_size": 2}}
-# Queries and output, keys and values, feed-forward; embeddings.
-QWEN3 = 3 * (2 * 256 * 256 + 2 * 256 * 64 + 3 * 256 * 640) + 4000 * 256
+# Queries and output, keys and values, feed-forward, two norms; embeddings.
+QWEN3 = 3 * (2 * 256 * 256 + 2 * 256 * 64 + 3 * 256 * 640 + 2 * 256) + 4000 * 256
 
 
 def write_config(folder: Path, kind: str = "Qwen3") -> None:
@@ -47,7 +47,7 @@ def test_weights_are_counted_by_the_config(gpu: bool, width: int, tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "share"), [("Qwen3", 0.01), ("Llama", 0.01), ("Bert", 0.15)])
 def test_weights_are_those_of_the_model_that_transformers_makes(kind: str, share: float, tmp_path: Path) -> None:
-    """Norms and biases are not counted, nor are an encoder's positions and pooler."""
+    """Norms of heads and biases are not counted without a model_type, nor are an encoder's positions and pooler."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     write_config(tmp_path, kind)
     config = getattr(transformers, f"{kind}Config")(**(SHAPE | KINDS[kind]))
