@@ -44,7 +44,7 @@ from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
 from backends.torch.fused_norms import fuse_norms
 from backends.torch.head import dense_gradient
-from backends.torch.loading import load_policy
+from backends.torch.loading import load_for_rank
 from backends.torch.model import TorchPolicy
 from backends.torch.optimizer import TorchAdamW
 from backends.torch.paged_attention import kernel_fault
@@ -89,15 +89,15 @@ class TorchEngine(LocalEngine):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self._device = torch.device(name)
         self._collective = collective
-        # Before the model is split over GPUs, only host memory can hold all of it.
-        self._policy = load_policy(settings, torch.device("cpu") if collective.size > 1 else self._device)
+        self._parallel = DataParallel(collective, settings.parallel.sharding, self._device)
+        self._policy = load_for_rank(settings, self._device, collective, self._parallel.splits)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
         self.threads = settings.threads or default_threads(self.parameters)
         torch.set_num_threads(self.threads)
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())
         self.vocabulary = self._policy.vocabulary
-        self._parallel = DataParallel(collective, settings.parallel.sharding, self._device, self.trainable)
+        self._parallel.decide(self.trainable)
         if self._parallel.sharded and settings.optimizer.moments == "int8":
             raise BackendError(
                 'update.moments = "int8": with split weights its blocks would depend on the number of processes; set '

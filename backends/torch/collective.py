@@ -80,6 +80,11 @@ class TorchCollective:
             for tensor in tensors:
                 dist.all_reduce(tensor)
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copy the first rank's numbers into the others' tensor of the same shape, on the device it is on."""
+        with self._waiting():
+            dist.broadcast(tensor.view(-1).view(torch.uint8), 0)  # gloo does not know every type
+
     def gather(self, item: Any) -> list[Any]:
         """What every rank handed in, in the order of ranks.
 

@@ -47,7 +47,9 @@ def _is_rms_norm(module: nn.Module) -> bool:
     if len(list(module.parameters())) != 1 or len(inspect.signature(module.forward).parameters) != 1:
         return False
     noise = torch.Generator().manual_seed(0)
-    other, rows = (torch.randn(*shape, generator=noise).to(weight) for shape in (weight.shape, (3, *weight.shape)))
+    device = "cpu" if weight.is_meta else weight.device
+    shapes = weight.shape, (3, *weight.shape)
+    other, rows = (torch.randn(*shape, generator=noise).to(device, weight.dtype) for shape in shapes)
     found = functional_call(module, {"weight": other}, (rows,))
     expected = rms_norm(rows.float(), weight.shape, other.float(), _epsilon(module))
     return found.dtype == rows.dtype and bool(((found - expected).abs() <= TOLERANCE * expected.abs() + 1e-6).all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from safetensors import safe_open
 from torch import nn
 
 from backends.batching import pack
-from backends.interface import BackendError, Sequences
+from backends.collective import any_of, from_first
+from backends.interface import BackendError, Collective, Sequences
 from backends.settings import BackendSettings
 from backends.torch import adapters, attention, four_bits, recurrent
-from backends.torch.model import BY_TOKEN, COMPANIONS, WITHOUT_ATTENTION, TorchPolicy
+from backends.torch.model import BY_TOKEN, COMPANIONS, WITHOUT_ATTENTION, TorchPolicy, layout_of
 from backends.torch.parts import LanguagePart
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
@@ -43,17 +45,75 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
         policy.causal.name_or_path = model.path  # adapters name the hub model as their base, not a local cache folder
     policy.carries_state = recurrent.adopt(policy.causal)
     _check_trunk(policy, model.path)
-    if model.gradient_checkpointing:
-        causal = policy.causal  # older versions of transformers only know the other name
-        enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-    if settings.frozen:
-        policy.causal.requires_grad_(False)
+    _prepare(policy, settings)
     if model.lora:
         policy.mixed = dtype == torch.bfloat16
         policy.peft = adapters.attach(policy.causal, model.lora, model.adapter, settings.seed)
         four_bits.keep_differentiable(policy.causal)
     return policy
+
+
+def load_for_rank(
+    settings: BackendSettings, device: torch.device, ranks: Collective, splits: Callable[[int], bool]
+) -> TorchPolicy:
+    """Load a model on ``device``, or with several ranks on the host, because it may not fit a GPU before it is split.
+
+    ``splits`` says whether so many trained weights are split. If they are, the first rank loads the model, and the
+    others get its layers one by one as they are split. Otherwise, or if the model cannot be made without its numbers,
+    every rank loads it. Raises BackendError on all ranks if the first one does.
+    """
+    if ranks.size == 1:
+        return load_policy(settings, device)
+    cpu = torch.device("cpu")
+    empty = _empty(settings)
+    if any_of(ranks, empty is None or not splits(sum(weight.numel() for _, weight in empty.trained()))):
+        return load_policy(settings, cpu)
+    assert empty is not None
+    policy, fault = empty, None
+    if ranks.rank == 0:
+        try:
+            policy = load_policy(settings, cpu)
+        except BackendError as error:
+            fault = str(error)
+    found, fault = from_first(ranks, (layout_of(policy), fault))
+    if fault is not None:
+        raise BackendError(fault)
+    if any_of(ranks, layout_of(policy) != found):
+        return policy if ranks.rank == 0 else load_policy(settings, cpu)
+    policy.loaded_on_first = True
+    return policy
+
+
+def _empty(settings: BackendSettings) -> TorchPolicy | None:
+    """The model of ``settings`` on the meta device; None for adapters, 4 bits and recurrent layers."""
+    model = settings.model
+    if model.lora or model.load_in_4bit:
+        return None
+    folder, dtype = resolve_folder(model.path), torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
+    config, part = _config(folder, model.path)
+    try:
+        with torch.device("meta"):
+            causal = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=False
+            )
+    except Exception:
+        return None
+    if any(recurrent.is_recurrent(module) for module in causal.modules()):
+        return None
+    causal.get_input_embeddings().padding_idx = None
+    policy = TorchPolicy(causal, folder, dtype, part)
+    _prepare(policy, settings)
+    return policy
+
+
+def _prepare(policy: TorchPolicy, settings: BackendSettings) -> None:
+    """Switch on gradient checkpointing, and freeze the weights, if the settings ask for it."""
+    if settings.model.gradient_checkpointing:
+        causal = policy.causal  # older versions of transformers only know the other name
+        enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if settings.frozen:
+        policy.causal.requires_grad_(False)
 
 
 def resolve_folder(model: str) -> Path:

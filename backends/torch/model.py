@@ -40,6 +40,7 @@ class TorchPolicy:
         self.folder = folder
         self.dtype = dtype
         self.part = part  # where the folder keeps the language model, if it holds more than that
+        self.loaded_on_first = False  # whether only the first rank has the weights until they are split
         self.mixed = False  # whether a bfloat16 policy has weights in float32
         self.varlen = False  # whether a kernel for sequences of any lengths computes attention over packed rows
         self.carries_state: bool | None = None  # whether recurrent layers can start from a state; None without any
@@ -149,12 +150,16 @@ class TorchPolicy:
 
     def frozen_copy(self) -> TorchPolicy:
         """A second model that computes exactly what this one computes now, with matrices in the compute dtype."""
-        causal = copy.deepcopy(self.causal).requires_grad_(False)
+        shared: dict[int, Any] = {}
+        if self.loaded_on_first:  # splitting copies the weights, so until then both policies can have the same
+            shared = {id(weight): nn.Parameter(weight.detach()) for weight in self.causal.parameters()}
+        causal = copy.deepcopy(self.causal, shared).requires_grad_(False)
         for module in causal.base_model.modules():
             if isinstance(module, nn.Linear):
                 module.to(self.dtype)
         copied = TorchPolicy(causal, self.folder, self.dtype, self.part)
         copied.carries_state, copied.mixed, copied.varlen = self.carries_state, self.mixed, self.varlen
+        copied.loaded_on_first = self.loaded_on_first
         return copied
 
     def remember(self) -> None:
@@ -196,3 +201,20 @@ class TorchPolicy:
         finally:
             for layer in layers:
                 layer.training = False
+
+
+def tensors_of(causal: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Every parameter, buffer and other tensor of a model's modules: the dictionary that holds it, its key, and it."""
+    for module in causal.modules():
+        for holder in (module._parameters, module._buffers, vars(module)):
+            yield from ((holder, key, value) for key, value in [*holder.items()] if isinstance(value, Tensor))
+
+
+def layout_of(policy: TorchPolicy) -> list[tuple[Any, ...]]:
+    """The names, shapes and types of all tensors, and which of them are the same: equal if two policies differ in
+    their numbers alone."""
+    first: dict[int, int] = {}
+    return [
+        (key, tuple(tensor.shape), tensor.dtype, tensor.requires_grad, first.setdefault(id(tensor), place))
+        for place, (_, key, tensor) in enumerate(tensors_of(policy.causal))
+    ] + [(policy.mixed, policy.carries_state)]

@@ -27,7 +27,7 @@ from backends.interface import BackendError, Collective, Sequences
 from backends.settings import Sharding
 from backends.torch.collective import TorchCollective
 from backends.torch.device import out_of_memory
-from backends.torch.model import TorchPolicy
+from backends.torch.model import TorchPolicy, tensors_of
 
 AnyBatch = TypeVar("AnyBatch")
 
@@ -103,21 +103,25 @@ def _without_hooks(modules: list[Any]) -> Iterator[None]:
 
 
 class DataParallel:
-    """How the ranks that train one policy share its weights, gradients and micro-batches.
+    """How the ranks that train one policy share its weights, gradients and micro-batches."""
 
-    ``trained`` is the number of trained weights, by which ``sharding`` = "auto" decides.
-    """
-
-    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device, trained: int = 0) -> None:
-        if sharding == "auto":
-            sharding = "full" if trained > SPLIT_ABOVE else "none"
+    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device) -> None:
         self.collective = collective
-        self.sharded = sharding != "none" and collective.size > 1
-        self._device = device
-        self._reshard = sharding == "full"
+        self.sharded = False  # until ``decide`` has been called
+        self._sharding, self._device = sharding, device
+        self._reshard = sharding != "optimizer"
         self._mesh: DeviceMesh | None = None
+
+    def splits(self, trained: int) -> bool:
+        """Whether so many trained weights are split over the ranks."""
+        split = trained > SPLIT_ABOVE if self._sharding == "auto" else self._sharding != "none"
+        return split and self.collective.size > 1
+
+    def decide(self, trained: int) -> None:
+        """Decide whether so many trained weights are split."""
+        self.sharded = self.splits(trained)
         if self.sharded:
-            self._mesh = init_device_mesh(device.type, (collective.size,))
+            self._mesh = init_device_mesh(self._device.type, (self.collective.size,))
 
     def place(self, policy: TorchPolicy) -> None:
         """Bring a policy to the device, whole or split over the ranks."""
@@ -128,7 +132,10 @@ class DataParallel:
             return
         layers = [module for module in causal.modules() if isinstance(module, GradientCheckpointingLayer)]
         precision = _precision(policy)
+        seen: dict[int, tuple[Tensor, Tensor]] = {}
         for module in (*layers, causal):  # the model itself comes last; it holds embedding, norm and head
+            if policy.loaded_on_first:
+                self._fill(module, seen)
             _make_masters(module)
             reshards = self._reshards(module, policy)
             fully_shard(module, mesh=self._mesh, reshard_after_forward=reshards, mp_policy=precision)
@@ -143,6 +150,28 @@ class DataParallel:
             causal.unshard()
             _keep_float32_gradients(causal)
             causal.reshard()
+
+    def _fill(self, module: nn.Module, seen: dict[int, tuple[Tensor, Tensor]]) -> None:
+        """Bring the tensors of a module to the device, on every rank with the first one's numbers.
+
+        Skips what was split already, and what is in ``seen``, to which it adds the module's buffers.
+        """
+        collective = self.collective
+        assert isinstance(collective, TorchCollective)
+        known = dict(seen)  # with the tensors themselves, whose ids could be used again otherwise
+        for holder, key, tensor in tensors_of(module):
+            if isinstance(tensor, DTensor):
+                continue
+            if id(tensor) not in known:
+                found = tensor.detach() if collective.rank == 0 else torch.empty_like(tensor, device=self._device)
+                found = found.to(self._device).contiguous()
+                collective.broadcast(found)
+                if isinstance(tensor, nn.Parameter):
+                    found = nn.Parameter(found, requires_grad=tensor.requires_grad)
+                else:
+                    seen |= {id(tensor): (tensor, found), id(found): (found, found)}
+                known |= {id(tensor): (tensor, found)}
+            holder[key] = known[id(tensor)][1]
 
     def _reshards(self, module: nn.Module, policy: TorchPolicy) -> bool:
         """Whether a module frees its gathered weights after a forward pass; the model keeps its own for the head."""

@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -69,7 +70,8 @@ def file_of(folder: Path, stem: str, rank: int = 0, ranks: int = 1) -> Path:
 def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
     """Write ``entries`` by name in the safetensors format: the length of a JSON header, the header, and the numbers.
 
-    Returns the SHA-256 of the file, which is on disk by then. Hashing it here saves reading it again.
+    Returns the SHA-256 of the file, which is on disk by then. Hashing it here saves reading it again; a thread does so
+    while this one writes.
     """
     places = {name: [entry.first, *entry.shape] for name, entry in entries.items() if entry.held != entry.shape}
     header: dict[str, Any] = {"__metadata__": {_PLACES: json.dumps(places)}} if places else {}
@@ -82,10 +84,11 @@ def write(file: Path, entries: Mapping[str, TensorRows]) -> str:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
-    with file.open("wb") as stream:
+    with file.open("wb") as stream, ThreadPoolExecutor(1, "digest") as hashing:
         for data in chain([len(text).to_bytes(8, "little") + text], _numbers(entry for _, entry in ordered)):
-            digest.update(data)
+            hashed = hashing.submit(digest.update, data)
             stream.write(data)
+            hashed.result()
         stream.flush()
         os.fsync(stream.fileno())
     return digest.hexdigest()

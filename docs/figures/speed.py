@@ -177,6 +177,10 @@ def _processes() -> Named:
     ranks = result("ranks")["results"]
     for name, choose in (("least", min), ("most", max)):
         yield f"ranks.{name}", f"{choose(each['total_seconds'] for each in ranks):.1f}"
+    loading = result("load_ranks")["memory"]
+    for way, shares in loading.items():
+        yield f"load_ranks.{way}", f"{shares[1]:.2f}"
+    yield "load_ranks.reader", f"{loading['first'][0]:.2f}"
     for row in result("prompt_queue")["results"]:
         yield f"prompt_queue.last_{row['slots']}", f"{row['fixed, last over mean']:.2f}"
         yield f"prompt_queue.saved_{row['slots']}", f"{row['fixed over queue']:.2f}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from backends.collective import SOLO
 from backends.interface import Collective, Engine, RolloutRequest, Sampling, Sequences, starts_of
 from backends.registry import create
 from backends.settings import Optimizer, Sharding
-from backends.torch import state_file
+from backends.torch import loading, state_file
 from delta_cli.credit import PRESETS
 from delta_cli.data.problem import Problem
 from delta_cli.recipe import Recipe, load_recipe
@@ -196,6 +197,17 @@ SIZES = (0, *range(90, 180), 100_000)  # around what fits into one message, and 
 def exchanged(ranks: Collective) -> list[list[dict[str, Any]]]:
     """What every rank hands in, of each size."""
     return [ranks.gather(item(size, ranks.rank)) for size in SIZES]
+
+
+def read_whole(models: dict[str, Path], ranks: Collective) -> dict[str, int]:
+    """How often this rank reads a whole model from its files, by case."""
+    found = {}
+    for name in ("untied-none", "tied-full", "reference-full", "hybrid-full", "bfloat16"):
+        case = CASES.get(name, Case({"model.dtype": "bfloat16"}, sharding="full"))
+        with patch.object(loading, "_read", wraps=loading._read) as read:
+            create("cpu", backend_settings(recipe_of(case, models[case.model])), ranks).close()
+        found[name] = read.call_count
+    return found
 
 
 def counted(ranks: Collective) -> list[list[int]]:

@@ -118,3 +118,11 @@ def test_items_of_any_size_cross_whole(found: list[dict[str, Any]]) -> None:
 def test_each_ticket_goes_to_one_rank(found: list[dict[str, Any]]) -> None:
     for queue in range(2):
         assert sorted(ticket for rank in found for ticket in rank["counted"][queue]) == list(range(40))
+
+
+@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+def test_only_the_first_rank_reads_a_model_that_is_split(found: list[dict[str, Any]]) -> None:
+    """The others' weights are compared above: recurrent layers are tried with real numbers, so all ranks read those."""
+    split = {"tied-full", "reference-full", "bfloat16"}
+    for rank, each in enumerate(found):
+        assert each["read"] == {name: int(rank == 0 or name not in split) for name in each["read"]}

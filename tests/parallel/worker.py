@@ -22,6 +22,7 @@ def main(folder: Path, tier: str) -> None:
     found["gradient-hybrid-full"] = cases.gradient("full", models, ranks, hybrid=True)
     found["exchanged"] = cases.exchanged(ranks)
     found["counted"] = cases.counted(ranks)
+    found["read"] = cases.read_whole(models, ranks)
     (folder / f"found-{tier}-{ranks.size}-{ranks.rank}.pkl").write_bytes(pickle.dumps(found))
     ranks.barrier()
     ranks.close()
