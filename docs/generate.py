@@ -6,6 +6,7 @@ A test holds the committed pages to what this prints, so nothing about a key or 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -26,18 +27,18 @@ from delta_cli.training.tripwires import TRIPWIRES
 CHOICES = ("advantage", "credit", "gate", "aggregation")
 
 
-def pages() -> dict[str, str]:
-    """Every generated file's name in docs/ and its text."""
+def pages() -> dict[str, Callable[[], str]]:
+    """Every generated file's name in docs/, and the function that writes its text."""
     return {
-        "recipes.md": recipes(),
-        "recipe.schema.json": json_schema(),
-        "metrics.md": metrics(),
-        "memory.md": memory(),
-        "scale.md": scale(),
-        "paper_hours.md": paper_hours(),
-        "coming_from.md": coming_from(),
-        "studies.md": studies(),
-        "study.schema.json": study_schema(),
+        "recipes.md": recipes,
+        "recipe.schema.json": json_schema,
+        "metrics.md": metrics,
+        "memory.md": memory,
+        "scale.md": scale,
+        "paper_hours.md": paper_hours,
+        "coming_from.md": coming_from,
+        "studies.md": studies,
+        "study.schema.json": study_schema,
     }
 
 
@@ -221,5 +222,5 @@ def _code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, text in pages().items():
-        (Path(__file__).parent / name).write_text(text, encoding="utf-8")
+    for name, written in pages().items():
+        (Path(__file__).parent / name).write_text(written(), encoding="utf-8")

@@ -36,7 +36,7 @@ def records(folder: Path) -> list[JsonObject]:
     return list(read_lines(RunFolder(folder).metrics))
 
 
-@pytest.mark.parametrize("ahead", [2, 4])
+@pytest.mark.parametrize("ahead", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_no_batch_is_older_than_allowed_and_every_response_says_how_old(
     ahead: int, model: Path, tmp_path: Path
 ) -> None:
@@ -60,7 +60,8 @@ class Dies(Watcher):
             raise RuntimeError("crash")
 
 
-@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_a_resumed_run_trains_on_the_batches_that_were_drawn(ahead: int, model: Path, tmp_path: Path) -> None:
     """To the bit: metrics, rollouts, weights. After a crash at step 5, from the checkpoint of step 4."""
     keys = {"engine__kind": "vllm", "engine__async_steps": ahead, "run__steps": 7, "evaluation__every": 3}

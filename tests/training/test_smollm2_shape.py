@@ -106,6 +106,7 @@ def test_mlx_draws_the_rewards_of_torch_and_both_learn(folder: Path, tmp_path: P
         assert steps[0]["ratio_gap_first"] < 1e-4
 
 
+@pytest.mark.long
 def test_mlx_computes_what_torch_computes(tmp_path: Path) -> None:
     """Log-probabilities, entropies, coefficients, loss, and the gradient of the weights, embedding included."""
     folder = write_model(tmp_path / "model", 0.2)

@@ -26,7 +26,7 @@ def sequences(drawn: object, sampling: object = SAMPLING) -> Sequences:
     return Sequences(prompts, drawn.tokens, drawn.starts, sampling.temperature)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.7, pytest.param(1.0, marks=pytest.mark.long)])
 def test_logprobs_are_the_trainers_through_ten_updates(connect: Connect, trainer: Engine, temperature: float) -> None:
     pair = connect()
     before = None
@@ -187,12 +187,16 @@ def test_logprobs_of_a_truncated_distribution_are_not_told(
 
 
 @pytest.mark.parametrize("model", ["tied"], indirect=True)
-@pytest.mark.parametrize("truncation", TRUNCATIONS, ids=str)
+@pytest.mark.parametrize(
+    "truncation",
+    [pytest.param(each, marks=pytest.mark.long if len(each) > 1 else ()) for each in TRUNCATIONS],
+    ids=str,
+)
 def test_what_truncates_arrives(connect: Connect, trainer: Engine, truncation: dict[str, Any]) -> None:
     """Single tokens, by the oracle of the local engines: what is taken away never comes, the rest as it should."""
     pair = connect()
     publish(trainer, pair.sampler)
-    sampling = replace(SAMPLING, max_tokens=1, temperature=1.0, samples=300, **truncation)
+    sampling = replace(SAMPLING, max_tokens=1, temperature=1.0, samples=150, **truncation)
     drawn = pair.sampler.rollout(RolloutRequest(PROMPTS[:1], sampling)).tokens
     counts = np.bincount(drawn, minlength=VOCAB)
     p = cut_down(Oracle(Path(pair.server.model)).next_token(PROMPTS[0].tolist()), **truncation)

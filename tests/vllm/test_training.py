@@ -159,7 +159,8 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
     """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
     changes = {"engine__kind": "vllm", "engine__deadline": 1.5, "engine__async_steps": ahead, "checkpoint__every": 1}
