@@ -24,7 +24,7 @@ from delta_cli.errors import UserError
 from delta_cli.rewards import code_reward
 from delta_cli.rewards.code import sandbox
 from delta_cli.rewards.code.sandbox import find_sandbox
-from tests.rewards.code import forged, hostile
+from tests.rewards.code import cheats, forged, hostile
 from tests.rewards.code.forged import BATTERIES, RIGHT, RIGHT_RECORD, SECRET
 from tests.rewards.code.hostile_programs import PROGRAMS
 from tests.rewards.code.hostile_values import LAST, VALUES
@@ -132,18 +132,18 @@ def in_one_form(programs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 
 def test_attacks_are_contained_and_earn_nothing() -> None:
-    assert len(ATTACKS) + len(hostile.CHEATS) >= 100
+    assert len(ATTACKS) + len(cheats.CHEATS) >= 100
     assert survivors(in_one_form(ATTACKS), SECONDS) == {}
 
 
 def test_cheats_earn_nothing() -> None:
-    assert survivors(in_one_form(hostile.CHEATS), 4.0) == {}
+    assert survivors(in_one_form(cheats.CHEATS), 4.0) == {}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_every_attack_in_every_form(form: str) -> None:
-    programs = {**ATTACKS, **hostile.CHEATS}
+    programs = {**ATTACKS, **cheats.CHEATS}
     assert survivors({name: (code, form) for name, code in programs.items()}, LONG_SECONDS) == {}
 
 
