@@ -258,5 +258,10 @@ class GraphUse:
     launched: int = 0  # kernel by kernel
     fault: str | None = None  # why nothing more is recorded; None if nothing is wrong
 
+    @property
+    def share(self) -> float:
+        """The share that was replayed."""
+        return self.replayed / max(self.replayed + self.launched, 1)
+
     def __add__(self, other: GraphUse) -> GraphUse:
         return GraphUse(self.replayed + other.replayed, self.launched + other.launched, other.fault or self.fault)

@@ -17,9 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from shutil import copyfile, rmtree
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
@@ -27,68 +26,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from common import show, write
-from safetensors.torch import save_file
+from random_shards import TINY, Size, write_random
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from backends.interface import Engine, RolloutRequest, Sampling, Sequences, starts_of
+from backends.interface import Engine, GraphUse, RolloutRequest, Sampling, Sequences, starts_of
 from backends.settings import BackendSettings, Optimizer
 from backends.torch import create
 from backends.torch.backend import PAGED
 from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.fused_norms import fuse_norms
-from delta_cli.assets import model_path
 from delta_cli.recipe import load_recipe, to_toml
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "qwen3_8b.toml"
 Row = dict[str, Any]  # "what" was measured, a "value" in a "unit"
-
-
-@dataclass(frozen=True)
-class Size:
-    """The model, and how much of each thing is measured."""
-
-    hidden: int = 4096
-    layers: int = 36
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    intermediate: int = 12288
-    vocabulary: int = 151936
-    contexts: tuple[tuple[int, int], ...] = ((12, 5000), (12, 16000), (32, 5000), (96, 5000))  # rows, tokens of each
-    decoded: int = 64  # tokens
-    packed: int = 20000  # tokens of a micro-batch
-    chunks: tuple[int, ...] = (512, 4096)
-    recipe: tuple[str, ...] = ("rollout.prompts=8", "rollout.responses=16", "rollout.max_tokens=1024")
-
-    @property
-    def key_value_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
-
-    @property
-    def matrices(self) -> int:
-        """Weights that a token is multiplied with in all layers."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-
-TINY = Size(
-    hidden=64,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    intermediate=192,
-    vocabulary=512,
-    contexts=((2, 40),),
-    decoded=8,
-    packed=60,
-    chunks=(16, 32),
-    recipe=("rollout.prompts=2", "rollout.responses=2", "rollout.max_tokens=8"),
-)
 
 
 class Plan:
@@ -137,24 +90,8 @@ class Plan:
 
     def weights(self) -> Iterator[Row]:
         """Random shards of the model, a layer each, and the tokenizer of the tiny base."""
-        start, size = time.perf_counter(), self.size
-        self.model.mkdir(parents=True)
-        for file in Path(model_path("tiny-base")).iterdir():
-            if file.name not in ("config.json", "model.safetensors"):
-                copyfile(file, self.model / file.name)
-        config = json.loads((Path(model_path("tiny-base")) / "config.json").read_text())
-        config |= {"hidden_size": size.hidden, "num_hidden_layers": size.layers, "num_attention_heads": size.heads}
-        config |= {"num_key_value_heads": size.kv_heads, "head_dim": size.head_dim, "torch_dtype": "bfloat16"}
-        config |= {"intermediate_size": size.intermediate, "vocab_size": size.vocabulary, "tie_word_embeddings": False}
-        config |= {"max_position_embeddings": 40960, "rope_theta": 1e6, "layer_types": ["full_attention"] * size.layers}
-        (self.model / "config.json").write_text(json.dumps(config))
-        index: dict[str, str] = {}
-        for number, shard in enumerate(self._shards()):
-            name = f"model-{number:05d}.safetensors"
-            save_file(shard, self.model / name, metadata={"format": "pt"})
-            index |= dict.fromkeys(shard, name)
-        whole = {"metadata": {}, "weight_map": index}
-        (self.model / "model.safetensors.index.json").write_text(json.dumps(whole))
+        start = time.perf_counter()
+        write_random(self.model, self.size, self.device)
         yield {"what": "random weights written", "value": time.perf_counter() - start, "unit": "s"}
         start = time.perf_counter()
         engine = self.engine()
@@ -164,37 +101,6 @@ class Plan:
             "value": time.perf_counter() - start,
             "unit": "s",
         }
-
-    def _shards(self) -> Iterator[dict[str, Tensor]]:
-        size = self.size
-        queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
-
-        def matrix(rows: int, columns: int) -> Tensor:
-            return (0.02 * self.random(rows, columns)).cpu()
-
-        def ones(count: int) -> Tensor:
-            return torch.ones(count, dtype=torch.bfloat16)
-
-        yield {
-            "model.embed_tokens.weight": matrix(size.vocabulary, size.hidden),
-            "lm_head.weight": matrix(size.vocabulary, size.hidden),
-            "model.norm.weight": ones(size.hidden),
-        }
-        for layer in range(size.layers):
-            weights = {
-                "input_layernorm": ones(size.hidden),
-                "post_attention_layernorm": ones(size.hidden),
-                "self_attn.q_proj": matrix(queries, size.hidden),
-                "self_attn.k_proj": matrix(keys, size.hidden),
-                "self_attn.v_proj": matrix(keys, size.hidden),
-                "self_attn.o_proj": matrix(size.hidden, queries),
-                "self_attn.q_norm": ones(size.head_dim),
-                "self_attn.k_norm": ones(size.head_dim),
-                "mlp.gate_proj": matrix(size.intermediate, size.hidden),
-                "mlp.up_proj": matrix(size.intermediate, size.hidden),
-                "mlp.down_proj": matrix(size.hidden, size.intermediate),
-            }
-            yield {f"model.layers.{layer}.{name}.weight": weight for name, weight in weights.items()}
 
     def decoding(self) -> Iterator[Row]:
         """Milliseconds of a step at several contexts, in pages and in slots; whether graphs ran."""
@@ -209,33 +115,23 @@ class Plan:
 
     def _decoded(self, engine: Engine, layout: str, rows: int, context: int) -> Row:
         """The contexts are prompts, so that no time goes into reaching them; the prefill is subtracted."""
-        rng, runners = np.random.default_rng(0), list[GraphRunner]()
+        rng, seconds = np.random.default_rng(0), []
         prompts = tuple(rng.integers(1, 100, context) for _ in range(rows))
-        begin = GraphRunner.__init__
-
-        def noted(self: GraphRunner, device: torch.device) -> None:
-            begin(self, device)
-            runners.append(self)
-
-        seconds = []
-        GraphRunner.__init__ = noted  # type: ignore[method-assign]
-        try:
-            for tokens in (8, 8 + self.size.decoded, 8 + 2 * self.size.decoded):
-                start = time.perf_counter()
-                engine.rollout(RolloutRequest(prompts, Sampling(tokens, ()), entropies=True))
-                self.wait()
-                seconds.append(time.perf_counter() - start)
-        finally:
-            GraphRunner.__init__ = begin  # type: ignore[method-assign]
+        for tokens in (8, 8 + self.size.decoded, 8 + 2 * self.size.decoded):
+            engine.take_graph_use()
+            start = time.perf_counter()
+            engine.rollout(RolloutRequest(prompts, Sampling(tokens, ()), entropies=True))
+            self.wait()
+            seconds.append(time.perf_counter() - start)
         step = (seconds[2] - seconds[1]) / self.size.decoded
         read = 2 * (self.size.matrices + self.size.vocabulary * self.size.hidden)
         read += rows * context * self.size.key_value_bytes
-        share = runners[-1].replays / max(1, runners[-1].replays + runners[-1].launches)
+        used = engine.take_graph_use() or GraphUse(launched=1)
         return {
             "what": f"decoding step in {layout}, {rows} rows × {context} tokens",
             "value": 1e3 * step,
             "unit": "ms",
-            "rate": f"{read / step / 1e12:.2f} TB/s useful, {share:.0%} replayed",
+            "rate": f"{read / step / 1e12:.2f} TB/s useful, {used.share:.0%} replayed",
         }
 
     def attention(self) -> Iterator[Row]:

@@ -155,7 +155,7 @@ def describe_process(learner: Learner) -> dict[str, Any]:
     """Metrics of this process: its memory and, on a GPU that draws, its use of CUDA graphs."""
     found: dict[str, Any] = {"peak_memory": learner.peak_memory(), "swapped": swapped()}
     if (used := learner.take_graph_use()) is not None:
-        found |= {"graph_share": used.replayed / max(used.replayed + used.launched, 1), "graph_fault": used.fault}
+        found |= {"graph_share": used.share, "graph_fault": used.fault}
     return found
 
 
