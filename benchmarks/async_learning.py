@@ -122,15 +122,7 @@ def learn(arm: Arm, seed: int, steps: int, folder: Path) -> dict[str, float]:
     first, last = (list(read_lines(RunFolder(folder / "run").evaluations))[place] for place in (0, -1))
     found = {"before": first["accuracy"]} | {name: last[name] for name in ("accuracy", "low", "high")}
     records = list(read_lines(RunFolder(folder / "run").metrics))
-    for name in (
-        "staleness",
-        "engine_gap_p99",
-        "ess_token",
-        "ess_sequence",
-        "clip_fraction",
-        "learning_rate",
-        "seconds",
-    ):
+    for name in MEDIANS:
         values = [record[name] for record in records if record.get(name) is not None]
         found[name] = statistics.median(values) if values else 0.0
     return found

@@ -293,8 +293,20 @@ TRL = {
 def _ahead() -> Named:
     """Twenty steps at a high rate, on-policy and some steps ahead."""
     runs = result("async_learning")["runs"]
-    rows = ([what, *(_accuracy(runs[f"{name}, seed {seed}"]) for seed in range(3))] for name, what in AHEAD.items())
-    yield "async_learning.table", table(("", "seed 0", "seed 1", "seed 2"), rows)
+    seeds = {arm: [run for name, run in runs.items() if name.startswith(f"{arm}, seed ")] for arm in AHEAD}
+    exact = seeds["on-policy"]
+    rows = []
+    for arm, what in AHEAD.items():
+        found = [100 * run["accuracy"] for run in seeds[arm]]
+        lost, inside = "", ""
+        if arm != "on-policy":
+            estimate = over_seeds([each - 100 * run["accuracy"] for each, run in zip(found, exact, strict=False)])
+            lost = f"{estimate.mean:+.1f} [{estimate.low:+.1f}, {estimate.high:+.1f}]"
+            within = sum(own["low"] <= run["accuracy"] for own, run in zip(exact, seeds[arm], strict=False))
+            inside = f"{within} of {len(found)}"
+        rows.append([what, ", ".join(f"{each:.1f}" for each in found), lost, inside])
+    header = ("", "accuracy of each seed, %", "difference to on-policy, points", "not below on-policy's interval")
+    yield "async_learning.table", table(header, rows)
 
 
 def _curriculum() -> Named:
