@@ -26,6 +26,7 @@ SHARES = {1: ([0, 1, 2, 3, 4, 5],), 2: ([0, 1, 2, 4, 5], [3]), 3: ([0, 1, 2, 4, 
 ADVANTAGES = np.array([0.7, -1.3, 0.4, 1.9, -0.4, 0.2])
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"gradient_checkpointing": True},
+    "hybrid": {},
     "lora": {"lora": Lora(rank=2, scale=2.0)},
 }
 RATE, UPDATES = 0.0005, 3
