@@ -211,6 +211,7 @@ class BackendSettings:
     deterministic: bool = False  # on CUDA: only kernels that give the same bits every time
     keep_reference: bool = False  # hold what Learner.reference() needs
     frozen: bool = False  # draw and score only: quantised weights then need no adapters
+    publish_adapters: bool = True  # trained adapters are published alone; otherwise merged into the model
 
     @classmethod
     def of(cls, path: str, **values: Any) -> BackendSettings:

@@ -378,7 +378,7 @@ class TorchEngine(LocalEngine):
     def _write(self, inbox: Path) -> None:
         self._free_cache()  # an engine on the same GPU may need it
         lora = self.settings.model.lora
-        if lora is None or lora.dora:  # vLLM does not support DoRA adapters
+        if lora is None or lora.dora or not self.settings.publish_adapters:  # vLLM does not support DoRA adapters
             self.export(inbox)
             return
         self._parallel.scatter(self._policy)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from backends.collective import SOLO, from_first
 from backends.interface import Collective, Engine
-from backends.settings import EngineSection
+from backends.settings import EngineSection, Lora
 from backends.vllm import ServedModel, ServerLauncher, VllmSampler
 from backends.vllm.launcher import OnNotice
 from delta_cli.assets import model_path
@@ -34,12 +34,7 @@ def open_training_servers(
         bytes_needed *= max(engine.async_steps, 1)  # a folder for each version that waits to be loaded
         inbox = from_first(ranks, _inbox(recipe, run_dir, bytes_needed, stack) if ranks.rank == 0 else None)
         longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0)
-        lora = recipe.model.published_adapters
-        if lora and engine.transfer == "nccl":
-            raise UserError(
-                'engine.transfer = "nccl" sends whole models, and vLLM reads adapters from a folder; set '
-                'engine.transfer = "folder" and engine.inbox, or train without model.lora'
-            )
+        lora = _published_adapters(recipe)
         served = ServedModel(
             path=model_path(recipe.model.path),
             dtype=recipe.model.dtype,
@@ -147,10 +142,15 @@ def _is_here(host: str) -> bool:
     return False
 
 
+def _published_adapters(recipe: Recipe) -> Lora | None:
+    """The adapters that servers get alone; None if they get the whole model, as they do over NCCL."""
+    return recipe.model.published_adapters if recipe.engine.transfer == "folder" else None
+
+
 def _inbox(recipe: Recipe, run_dir: Path, size: int, stack: ExitStack) -> Path:
     """A folder for weights of ``size`` bytes that this machine's servers can read; one in memory goes with the run."""
     if recipe.engine.inbox is not None:
-        kind = "adapters" if recipe.model.published_adapters else "model"
+        kind = "adapters" if _published_adapters(recipe) else "model"
         return Path(recipe.engine.inbox).expanduser().resolve() / kind
     memory_inbox.sweep()
     if os.access(memory_inbox.MEMORY, os.W_OK) and shutil.disk_usage(memory_inbox.MEMORY).free > 2 * size:

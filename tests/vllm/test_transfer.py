@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from backends import registry
 from backends.interface import BackendError, Engine
-from backends.settings import BackendSettings, EngineSection
+from backends.settings import BackendSettings, EngineSection, Lora
 from backends.vllm.api import ServerError
 from backends.vllm.weight_sender import WeightSender
-from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
-from delta_cli.rollout.open_vllm import open_training_servers
+from delta_cli.recipe.backend_settings import backend_settings
 
 from .conftest import Connect, Pair, move, publish
 from .server import RELOAD, Fault, install
@@ -115,13 +115,26 @@ def test_where_it_cannot_be_used_it_is_refused(changes: dict[str, Any]) -> None:
         EngineSection(**keys)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["untied"], indirect=True)
-def test_adapters_are_refused(model: Path, tmp_path: Path) -> None:
-    keys = ["model.lora.rank=2", 'engine.transfer="nccl"', 'engine.python="python"', 'engine.kind="vllm"']
-    recipe = load_recipe(None, [f'model.path="{model}"', 'engine.url=["http://127.0.0.1:9"]', *keys])
-    learner = registry.create("fake", BackendSettings.of(str(model)))
-    with (
-        pytest.raises(UserError, match=r"train without model\.lora"),
-        open_training_servers(recipe, learner, tmp_path, print),
-    ):
-        pass
+def test_adapters_are_merged_into_what_is_sent(pair: Pair, model: Path, tmp_path: Path) -> None:
+    """The server holds the exported model to the bit, and that is not the base."""
+    lora = Lora(rank=2, scale=8.0)
+    trainer = registry.create("cpu", BackendSettings.of(str(model), lora=lora, publish_adapters=False))
+    base = load_file(model / "model.safetensors")
+    publish(trainer, pair.sampler)
+    move(trainer)
+    publish(trainer, pair.sampler)
+    trainer.export(tmp_path / "merged")
+    merged, sent = load_file(tmp_path / "merged" / "model.safetensors"), pair.server.engine.model.weights  # type: ignore[attr-defined]
+    assert merged.keys() == sent.keys()
+    assert all(np.array_equal(sent[name], weight) for name, weight in merged.items())
+    assert not all(np.array_equal(base[name], weight) for name, weight in merged.items())
+    trainer.close()
+
+
+@pytest.mark.parametrize(("transfer", "merged"), [("folder", False), ("nccl", True)])
+def test_only_a_folder_gets_adapters_alone(transfer: str, merged: bool) -> None:
+    keys = ["model.lora.rank=2", f'engine.transfer="{transfer}"', 'engine.python="python"', 'engine.kind="vllm"']
+    recipe = load_recipe(None, ['engine.url=["http://127.0.0.1:9"]', *keys])
+    assert backend_settings(recipe).publish_adapters is not merged
