@@ -42,6 +42,8 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
     }
     files = [reward.custom_file for reward in recipe.rewards if reward.custom_file]
     found |= {f"reward file {file}": _digest(_contents([Path(file)])) for file in files}
+    if (rates := recipe.data.pass_rate_file) is not None:
+        found[f"pass rate file {rates}"] = _digest(_contents([Path(rates).expanduser()]))
     if in_file := FUNCTION_IN_FILE.fullmatch(recipe.method.credit or ""):
         found[f"credit file {in_file['file']}"] = _digest(_contents([Path(in_file["file"])]))
     named = [name for name in (recipe.environment.file, *recipe.environment.tools) if name]

@@ -14,6 +14,7 @@ from delta_cli.errors import UserError
 from delta_cli.recipe import load_recipe
 from delta_cli.recipe.data import DataSection
 from delta_cli.rewards import grader
+from delta_cli.runs.fingerprint import changes, fingerprint
 from tests.command import delta
 
 RATES = {"a?": 0.0, "b?": 0.25, "c?": 0.75, "d?": 1.0}  # e? and f? are not rated
@@ -66,6 +67,14 @@ def test_problems_of_several_sources_are_left_out_too(here: Path) -> None:
     loaded = load_problems(DataSection.model_validate(data | sources))
     assert [each.question for each in loaded.problems] == ["c?", "d?"]
     assert (loaded.report.too_hard, loaded.report.unrated) == (2, 7)
+
+
+def test_ranks_and_resumed_runs_compare_the_file(here: Path) -> None:
+    """It starts the curriculum, so another file is another run even if it leaves out the same problems."""
+    recipe = load_recipe(None, ["data.pass_rate_file=rates.jsonl", "data.curriculum=pass_rate"])
+    before = fingerprint(recipe, (), ())
+    write("rates.jsonl", [{"question": "a?", "pass_rate": 0.5}])
+    assert changes(before, fingerprint(recipe, (), ())) == ["pass rate file rates.jsonl"]
 
 
 def test_responses_of_an_evaluation_are_rates(here: Path) -> None:
