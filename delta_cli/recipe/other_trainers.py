@@ -91,7 +91,7 @@ VERL = (
     Alias("data.val_files", "evaluation.suite", "or data.held_out"),
     Alias("data.prompt_key", "data.question"),
     Alias("data.train_batch_size", "rollout.prompts"),
-    Alias("data.sampler.class_path", "data.curriculum", "a class of yours there; here by pass rate"),
+    Alias("data.sampler.class_path", "data.curriculum", "a class of yours there; here by pass rate", gone=True),
     Alias("data.max_prompt_length", "rollout.max_prompt_tokens"),
     Alias("data.max_response_length", "rollout.max_tokens"),
     Alias("actor_rollout_ref.model.path", "model.path"),
