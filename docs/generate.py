@@ -139,9 +139,12 @@ def coming_from() -> str:
         "evaluations. vLLM since 0.28 can return the tokens that truncation kept (`return_sampling_mask`), which\n"
         "would make it correctable in training; we do not use that.\n",
         "You can also use DelTA inside TRL's own trainer: [trl.md](trl.md). Unsloth's `MLXGRPOTrainer` (in\n"
-        "`unsloth_zoo` since October 2026) takes TRL's names, so TRL's table applies to it too.\n",
+        "`unsloth_zoo` since October 2026; read in 2026.10.9) has the fields of TRL 0.24's `GRPOConfig`, so the rows\n"
+        "of TRL's table about sampling, loss, optimizer and saving apply to it; it has no correction for vLLM and no\n"
+        "entropy bonus.\n",
         f"The names are those of {_listed([f'{name} {VERSIONS[name]}' for name in TRAINERS])};\n"
-        "`tests/docs/test_coming_from.py` compares them. The notes come from reading the source of these versions.\n",
+        "`tests/docs/test_coming_from.py` compares them with the packages. The notes come from reading the source of\n"
+        "these versions, and the defaults that they name were read there in November 2026.\n",
     ]
     for trainer, aliases in TRAINERS.items():
         rows = [
