@@ -3,7 +3,7 @@
     python benchmarks/newcomer.py --out benchmarks/results/newcomer.json
 
 Types the commands of the README in a fresh clone, and adds its seconds to the runs that the file already holds, each
-with the machine's load. Packages come from pip, so the first row depends on the connection and on pip's cache.
+with the machine's mean load. Packages come from pip, so the first row depends on the connection and on pip's cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import random
 import re
+import statistics
 import subprocess
 import tempfile
 import time
@@ -38,15 +39,27 @@ def newcomer(folder: Path) -> list[dict[str, object]]:
     for name, command in STEPS.items():
         if (folder / "delta").is_dir():
             write_sums(folder / "delta" / "my.jsonl")
-        start = time.perf_counter()
-        done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
-        seconds = time.perf_counter() - start
-        if done.returncode:
-            raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        row = {"step": name, "seconds": round(seconds, 1), "load": round(os.getloadavg()[0], 1)}
-        accuracies = re.findall(r"held-out accuracy after step \d+: ([\d.]+)%", done.stdout)
+        seconds, load, printed = typed(command, folder, environment)
+        row: dict[str, object] = {"step": name, "seconds": round(seconds, 1), "load": round(load, 1)}
+        accuracies = re.findall(r"held-out accuracy after step \d+: ([\d.]+)%", printed)
         rows.append(row | ({"accuracies": [float(accuracies[0]), float(accuracies[-1])]} if accuracies else {}))
     return rows
+
+
+def typed(command: str, folder: Path, environment: dict[str, str]) -> tuple[float, float, str]:
+    """Run a command: its seconds, the machine's mean load meanwhile, and what it printed."""
+    start, loads = time.perf_counter(), [os.getloadavg()[0]]
+    with tempfile.TemporaryFile("w+") as out:
+        running = subprocess.Popen(["bash", "-c", command], cwd=folder, env=environment, stdout=out, stderr=out)
+        while running.poll() is None:
+            time.sleep(0.2)
+            loads.append(os.getloadavg()[0])
+        seconds = time.perf_counter() - start
+        out.seek(0)
+        printed = out.read()
+    if running.returncode:
+        raise SystemExit(f"{command}: exit code {running.returncode}\n{printed[-3000:]}")
+    return seconds, statistics.mean(loads), printed
 
 
 def write_sums(file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.recipe import Recipe, load_recipe
+from delta_cli.rewards.grader import Verdict
 from delta_cli.runs.folder import JsonObject, RunFolder, read_lines
 from delta_cli.runs.observer import Notice, Observer
 from delta_cli.training.setup import open_trainer
@@ -141,3 +143,19 @@ def drawn(folder: Path) -> list[Sequence[str]]:
     """Ids of the problems of each recorded step."""
     files = sorted((folder / "rollouts").glob("step-*"))
     return [list(dict.fromkeys(record["problem"] for record in read_lines(file))) for file in files]
+
+
+class EarnedGrader:
+    """A grader that passes on what the environment gave, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, bool, float | None]] = []
+
+    def submit(
+        self, text: str, problem: object, length: int, truncated: bool, earned: float | None, place: object = None
+    ) -> Future[Verdict]:
+        """A verdict of the reward that the environment gave; 1 is right."""
+        self.asked.append((text, length, truncated, earned))
+        found: Future[Verdict] = Future()
+        found.set_result(Verdict(earned or 0.0, (earned or 0.0) >= 1, None))
+        return found

@@ -52,6 +52,13 @@ app = typer.Typer(
 )
 
 
+def command_group(name: str, short_help: str, help: str) -> typer.Typer:
+    """A command that has commands of its own, such as ``delta recipe``."""
+    made = typer.Typer(short_help=short_help, help=help, no_args_is_help=True)
+    app.add_typer(made, name=name)
+    return made
+
+
 def _version(show: bool) -> None:
     if show:
         typer.echo(f"delta {__version__}")

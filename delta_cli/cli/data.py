@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delta_cli.cli import app
+from delta_cli.cli import command_group
 from delta_cli.cli.options import BackendOption, SetOption
 from delta_cli.cli.say import say, say_aside
 from delta_cli.errors import delta_command
@@ -19,12 +19,11 @@ ANSWER = 200  # characters of an answer that are printed
 KEPT = (0.1, 0.9)  # pass rates that Open-R1 keeps
 LEFT_OUT = 10  # rows left out that are listed
 
-data = typer.Typer(
+data = command_group(
+    "data",
     short_help="Show the problems of a data file or a recipe.",
     help="The problems that a recipe trains on: as the model gets them, and how many it solves.",
-    no_args_is_help=True,
 )
-app.add_typer(data, name="data")
 
 
 @data.command(short_help="List prompts, gold answers and what is left out.")

@@ -6,16 +6,15 @@ from typing import Annotated
 
 import typer
 
-from delta_cli.cli import app
+from delta_cli.cli import command_group
 from delta_cli.cli.options import RecipeArgument, SetOption, quickstart
 from delta_cli.cli.say import say
 
-recipes = typer.Typer(
+recipes = command_group(
+    "recipe",
     short_help="List and explain the keys of recipes.",
     help="The keys of recipes, their JSON schema, and a recipe with every key filled in.",
-    no_args_is_help=True,
 )
-app.add_typer(recipes, name="recipe")
 
 
 @recipes.command(short_help="List all keys, or those of one section.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,12 @@ from backends.collective import SOLO
 from backends.interface import Collective, Completions, Engine, OnFinished, RolloutRequest, Sampling
 from backends.settings import BackendSettings
 from delta_cli.assets.random_model import write_qwen3
-from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.verifiers_host import VerifiersHost, load_tasks, task_problems
 from delta_cli.environments.verifiers_trace import failed, played
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.environment import EnvironmentSection
-from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.folder import RunFolder, read_lines
@@ -33,7 +30,7 @@ from delta_cli.runs.records import RecordedRun
 from delta_cli.training.setup import open_trainer
 
 from ..credit.ranks import on_ranks
-from ..harness import CLOCKS, Watcher
+from ..harness import CLOCKS, EarnedGrader, Watcher
 from ..training.test_episodes import Ranks
 from .test_dialogue import FAMILIES, make_tokenizer
 
@@ -303,20 +300,9 @@ def test_what_is_wrong_is_one_line(folder: Path, settings: str, tmp_path: Path) 
     template = EnvironmentSection(kind="verifiers", id=GAME, file=settings, renderer="template")
     engine = registry.create("fake", BackendSettings.of(str(folder), frozen=True))
     with VerifiersHost(template, tokenizer, str(folder), 400) as host:
-        worker = RolloutWorker(engine, tokenizer, Earned(), "plain", environments=host)  # type: ignore[arg-type]
+        worker = RolloutWorker(engine, tokenizer, EarnedGrader(), "plain", environments=host)  # type: ignore[arg-type]
         with pytest.raises(UserError, match="every episode"):
             worker.sample(task_problems(template)[:2], Sampling(8, tokenizer.eos_ids))
-
-
-class Earned:
-    """A grader that passes on what the environment gave."""
-
-    def submit(
-        self, text: str, problem: Problem, length: int, truncated: bool, earned: float | None
-    ) -> Future[Verdict]:
-        found: Future[Verdict] = Future()
-        found.set_result(Verdict(earned or 0.0, (earned or 0.0) >= 1, None))
-        return found
 
 
 @needs_package
@@ -332,7 +318,7 @@ def test_two_ranks_play_the_episodes_of_one(folder: Path, settings: str) -> None
     def work(ranks: Collective) -> RolloutBatch:
         engine = registry.create("fake", BackendSettings.of(str(folder), frozen=True))
         with VerifiersHost(section, tokenizer, str(folder), 400) as host:
-            worker = RolloutWorker(engine, tokenizer, Earned(), "plain", ranks, environments=host)  # type: ignore[arg-type]
+            worker = RolloutWorker(engine, tokenizer, EarnedGrader(), "plain", ranks, environments=host)  # type: ignore[arg-type]
             return worker.sample(problems, sampling).result()
 
     alone = work(SOLO)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from backends.regions import ResponseRegions
 from delta_cli.data.problem import Problem
 from delta_cli.environments.opened import Environments
 from delta_cli.recipe.environment import EnvironmentSection
-from delta_cli.rewards.grader import Verdict
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.rollout.worker import RolloutWorker
 from tests.environments.test_dialogue import FAMILIES, make_tokenizer
+from tests.harness import EarnedGrader
 
 # The shapes of three of TRL's examples: an echo that pays for length, a game of catch on a grid, and a guessed word.
 CLASSES = '''
@@ -136,21 +135,6 @@ class Scripted:
         raise NotImplementedError
 
 
-class Records:
-    """A grader that notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, int, bool, float | None]] = []
-
-    def submit(
-        self, text: str, problem: Problem, length: int, truncated: bool, earned: float | None, place: object
-    ) -> Future[Verdict]:
-        self.asked.append((text, length, truncated, earned))
-        found: Future[Verdict] = Future()
-        found.set_result(Verdict(earned or 0.0, (earned or 0.0) >= 1, None))
-        return found
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "classes.py"
@@ -160,9 +144,9 @@ def file(tmp_path: Path) -> Path:
 
 def draw(
     scripts: list[list[str]], section: EnvironmentSection, samples: int = 1, answer: str = "crane"
-) -> tuple[RolloutBatch, Records, Scripted]:
+) -> tuple[RolloutBatch, EarnedGrader, Scripted]:
     tokenizer = make_tokenizer(FAMILIES["template"][0])
-    sampler, grader = Scripted(scripts, tokenizer), Records()
+    sampler, grader = Scripted(scripts, tokenizer), EarnedGrader()
     with Environments(section, tokenizer, "some/model") as environments:
         worker = RolloutWorker(sampler, tokenizer, grader, "chat", environments=environments)  # type: ignore[arg-type]
         problems = [Problem(f"p{place}", f"Question {place}?", answer) for place in range(len(scripts))]
