@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,26 @@ def assert_exported(folder: Path, out: Path) -> None:
     found, expected = (load_file(each / "model.safetensors") for each in (out, RunFolder(folder).model))
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.long
+def test_a_curriculum_chooses_the_same_problems_on_two_processes(model: Path, tmp_path: Path) -> None:
+    """Also after a resume with another number of processes."""
+    (tmp_path / "short.py").write_text(
+        "def reward(response, problem):\n    return float(int(problem.answer) % 3 > 0 and len(response) < 9)\n"
+    )
+    keys = {"data__curriculum": "pass_rate", "data__limit": 16, "reward__kind": "custom", "checkpoint__keep": 9,
+            "reward__custom_file": str(tmp_path / "short.py"), "reward__length_penalty": 0.0}  # fmt: skip
+    for processes in (1, 2):
+        run(model, tmp_path / str(processes), processes, **keys)
+    assert_close(tmp_path / "2", tmp_path / "1")
+    for step in ("step-000004", "step-000003"):
+        rates = [(tmp_path / name / "checkpoints" / step / "pass_rates.jsonl").read_text() for name in ("1", "2")]
+        assert rates[0] == rates[1] != ""
+    shutil.rmtree(tmp_path / "2" / "checkpoints" / "step-000004")
+    shutil.rmtree(tmp_path / "2" / "checkpoints" / "step-000003")
+    resume(tmp_path / "2", 1)
+    assert_close(tmp_path / "2", tmp_path / "1")
 
 
 @pytest.fixture(scope="module")
