@@ -16,7 +16,7 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # names of
 def refuse_too_many_layers(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise BackendError if a configuration has more layers than its folder has weights.
 
-    With a broken number, a library would build layers until memory runs out before it looks for their weights.
+    If the number is wrong, a library would build layers until memory runs out before it looks for their weights.
     """
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
     asked = [part[key] for part in parts for key in _LAYERS if isinstance(part.get(key), int | float)]

@@ -2,7 +2,7 @@
 
     python benchmarks/gradient_noise.py --seeds 3 --out benchmarks/results/gradient_noise.json
 
-A batch of 64 prompts with 8 responses of the quickstart is drawn once and updated on by nobody. For each method the
+A batch of 64 prompts with 8 responses of the quickstart is drawn once, without any update. For each method the
 gradient of the whole batch, of squared norm ``signal``, and those of 16 mini-batches: ``noise`` is the mean of
 their squared norms less the signal, the trace of their covariance. What decides about a learning rate is noise
 over signal, which no common factor of the weights changes.

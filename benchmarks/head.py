@@ -62,7 +62,7 @@ def chunked(chunk: int, frozen: bool, hidden: Tensor, weight: Tensor, targets: T
 
 
 def variant(chunk: int, kind: str) -> Callable[..., Tensor]:
-    """One forward and backward on inputs; chunk 0 stands for the plain way."""
+    """One forward and backward on inputs; chunk 0 computes all logits at once."""
     return partial(chunked, chunk, kind == "frozen") if chunk else partial(plain, kind == "frozen")
 
 

@@ -123,7 +123,7 @@ def sampled_accuracy(
 def train(engine: Engine, tokenizer: Tokenizer, plan: Plan) -> float:
     """Supervised updates until the wanted accuracy is measured, which is returned.
 
-    Raises UserError where it is not reached in the steps allowed, or passed by too much.
+    Raises UserError if it is not reached within the allowed steps, or is exceeded by too much.
     """
     pool = _pool(plan)
     held_out = arithmetic.problems(plan.task, plan.held_out, plan.seed, "held_out")

@@ -63,7 +63,7 @@ def typed(command: str, folder: Path, environment: dict[str, str]) -> tuple[floa
 
 
 def write_sums(file: Path) -> None:
-    """Forty sums as somebody's own data."""
+    """Forty sums as a user's data file."""
     draw = random.Random(1)
     pairs = [(draw.randint(10, 99), draw.randint(10, 99)) for _ in range(40)]
     file.write_text("".join(json.dumps({"question": f"{a}+{b}=?", "answer": str(a + b)}) + "\n" for a, b in pairs))

@@ -141,7 +141,7 @@ class Torturer:
         self.report.slowest_end = max(self.report.slowest_end, time.perf_counter() - began)
 
     def _examine(self, run: RunFolder) -> None:
-        """What the kill left: whole checkpoints, and perhaps what nobody reads."""
+        """Check what the kill left: whole checkpoints, and perhaps unfinished files, which are ignored."""
         self.report.kills += 1
         found, damaged = checkpoint.find(run.checkpoints)
         if damaged:

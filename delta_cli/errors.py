@@ -35,7 +35,7 @@ class NotFetchedError(UserError):
 
 
 class StopRequested(Exception):
-    """Somebody asked the run to stop; raised where that loses nothing that was saved."""
+    """The run was asked to stop; raised only where stopping loses nothing that was saved."""
 
 
 class Interrupted(Exception):

@@ -65,11 +65,11 @@ def recipes() -> str:
         parts += [f"## [{section}]\n", f"{_purpose(section)}\n", table(header, rows)]
     parts += [
         "## Presets\n",
-        "What `method.preset` stands for. Any of these can be changed by its own key in `[method]`.\n"
+        "The settings of each `method.preset`. Any of these can be changed by its own key in `[method]`.\n"
         f"The defaults of the numbers: {_numbers()}.\n",
         table(("preset", *CHOICES, "numbers that differ from the defaults"), map(_preset, PRESETS)),
         "## Corrections\n",
-        "What `correction.preset` stands for; [off_policy.md](off_policy.md) says what each does. The four names with\n"
+        "The settings of each `correction.preset`, which [off_policy.md](off_policy.md) explains. The four names with\n"
         "truncate or mask are TRL's `vllm_importance_sampling_mode`, the others verl's `RolloutCorrectionConfig`.\n",
         table(("preset", "weight", "outside the bounds", "rejected", "bypass"), map(_correction, CORRECTIONS)),
     ]
@@ -176,7 +176,7 @@ def metrics() -> str:
             table(("name", "unit", "meaning", "healthy"), numbers),
             "## Warnings\n",
             "After each step these conditions are looked at. What fires is printed and written to `notices.jsonl`,\n"
-            "once a run. The braces stand for the numbers of the step.\n",
+            "once a run. The braces hold numbers of the step.\n",
             table(("name", "what it says"), warnings),
         ]
     )

@@ -1,4 +1,4 @@
-"""``delta`` as somebody types it, in this process: a fresh one needs seconds to import a framework."""
+"""Run a ``delta`` command line in this process: a new process needs seconds to import a framework."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class CausalAttention:
 
 
 def in_blocks(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Causal attention BLOCK queries at a time, the last query aligned with the last key; its gradient likewise."""
+    """Causal attention BLOCK queries at a time, the last query aligned with the last key; so is its gradient."""
     if queries.shape[2] <= BLOCK:
         return plain(queries, keys, values, scale)
     before = keys.shape[2] - queries.shape[2]

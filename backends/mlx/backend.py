@@ -101,7 +101,7 @@ class MlxEngine(LocalEngine):
         check_generator(self.policy, self.dtype)
         # MLX arrays are values: holding on to the first ones costs memory only as training replaces them.
         self.loaded = self.model.parameters() if settings.keep_reference else None
-        self.limits = MlxMemoryLimits()  # last: where loading fails, nobody would restore them
+        self.limits = MlxMemoryLimits()  # last: if loading failed before, the limits would not be restored
 
     def _find_capabilities(self) -> None:
         """Find out what can be done with this model: gradients a layer at a time, prompts once for all responses.

@@ -14,7 +14,7 @@ HEAD_FILE = "model-head.safetensors"
 
 
 def servable(folder: Path) -> tuple[Path, bool]:
-    """What a server is to load from a folder of published weights, and whether that is an adapter."""
+    """The path that a server must load from a folder of published weights, and whether it is an adapter."""
     if (folder / "config.json").is_file():
         untie(folder)
         return folder, False

@@ -91,7 +91,7 @@ def _reference(source: str, overrides: tuple[str, ...], say: Say) -> CheckpointR
 
 
 def _unfiltered(recipe: Recipe) -> Recipe:
-    """The recipe with all its problems, whatever pass rates it has from before."""
+    """The recipe with all its problems, whatever pass rates were measured before."""
     data = recipe.data.but(pass_rate_file=None, pass_rate_min=0.0, pass_rate_max=1.0)
     return recipe.model_copy(update={"data": data})
 

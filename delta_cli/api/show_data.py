@@ -34,7 +34,7 @@ class ShownProblem:
 
 @dataclass(frozen=True)
 class ShownData:
-    """The problems of a source, and the rows that give none."""
+    """The problems of a source, and the rows that are not problems."""
 
     problems: tuple[ShownProblem, ...]
     report: LoadReport

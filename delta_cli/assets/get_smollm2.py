@@ -24,7 +24,7 @@ EOS = ("<|im_end|>", "<|endoftext|>")
 
 
 def get(folder: Path) -> None:
-    """Write the model folder; raises UserError, one line, where something for it is missing."""
+    """Write the model folder; raises UserError with one line if something for it is missing."""
     if (folder / "config.json").is_file():
         return
     if folder.exists() and any(folder.iterdir()):
@@ -45,7 +45,7 @@ def get(folder: Path) -> None:
 
 
 def find_weights() -> Path:
-    """The GGUF file of the installed package; raises UserError where it is not installed."""
+    """The GGUF file of the installed package; raises UserError if it is not installed."""
     try:
         files = metadata.files(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -57,7 +57,7 @@ def find_weights() -> Path:
 
 
 def _check(folder: Path) -> None:
-    """Raise UserError where the conversion brought something else than the model this is about."""
+    """Raise UserError if the converted model is not SmolLM2-135M."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     wanted = {"model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "tie_word_embeddings": True}
     other = {name: config.get(name) for name, value in wanted.items() if config.get(name) != value}

@@ -40,7 +40,7 @@ def find_columns(
 ) -> Columns:
     """Question, answer and reward of ``rows``, the first of a file; what is given is taken as it is.
 
-    Raises UserError, with the columns there are, where a column cannot be told.
+    Raises UserError, with the columns there are, if a column cannot be guessed.
     """
     if not rows:
         raise UserError(f"{source}: holds no rows; write one JSON object a line, with a question and an answer")

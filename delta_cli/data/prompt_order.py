@@ -51,7 +51,7 @@ class PromptOrder:
         self.pass_rates: Doubles = np.array([problem.pass_rate for problem in problems], np.float64)
 
     def after(self, measured: Iterable[PassRate]) -> PromptOrder:
-        """The order that knows these pass rates too; of two for one problem, the later wins."""
+        """The order with these pass rates added; a later rate of the same problem wins."""
         found = copy.copy(self)
         found.pass_rates = self.pass_rates.copy()
         for place, rate in measured:
@@ -114,7 +114,7 @@ class PromptOrder:
 
 
 def learnability(pass_rates: Doubles) -> Doubles:
-    """p · (1 − p), the variance of a reward of 0 or 1; that of 1/2 where nothing is measured."""
+    """p · (1 − p), the variance of a reward of 0 or 1; that of 1/2 if nothing is measured."""
     found: Doubles = np.where(np.isnan(pass_rates), 0.25, pass_rates * (1 - pass_rates))
     return found
 

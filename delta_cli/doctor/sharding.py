@@ -40,7 +40,7 @@ ONE = ShardingLayout()
 
 
 def choose_sharding(processes: int, sharding: Sharding, trained: int) -> ShardingLayout:
-    """The layout that ``parallel.sharding`` stands for, with so many trained parameters."""
+    """The layout that ``parallel.sharding`` names, for so many trained parameters."""
     if processes == 1:
         return ONE
     if sharding == "auto":

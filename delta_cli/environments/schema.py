@@ -48,7 +48,7 @@ def tool_schema(function: Callable[..., Any], name: str | None = None) -> ToolSc
 
 
 def json_type(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of a type hint. Raises SchemaError for a type that JSON has no word for."""
+    """The JSON schema of a type hint. Raises SchemaError if JSON has no such type."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return {}

@@ -28,7 +28,7 @@ class EpisodeFailure(Exception):
 
 
 class ToolError(Exception):
-    """A call failed in a way that the model is told."""
+    """A call failed, and the model reads the message."""
 
 
 class EpisodeSession(Protocol):

@@ -76,7 +76,7 @@ _NEEDS = {"rlsd": "hint", "cort": "hint", "arca": "hidden_residuals"}
 class MethodSection(Section):
     """The algorithm: a preset and changes to it. Absent keys take the preset's values."""
 
-    preset: Preset = key("delta", "named method; the table of presets lists what each stands for")
+    preset: Preset = key("delta", "named method; the table of presets lists the settings of each")
     advantage: AdvantageKind | None = key(None, "how rewards become advantages")
     credit: CreditKind | Annotated[str, Field(pattern=rf"^{FUNCTION_IN_FILE.pattern}$")] | None = key(
         None, 'what decides the weight of each token; "FILE.py:FUNCTION" is a function of your own'

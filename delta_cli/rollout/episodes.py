@@ -33,7 +33,7 @@ class Episode:
 
     turns: int  # of the model
     calls: int  # of the environment
-    errors: int  # calls whose failure the model was told
+    errors: int  # calls that failed, with a message for the model
     cut: int  # observations that were cut
     observation_tokens: int
     seconds: float  # that the environment worked

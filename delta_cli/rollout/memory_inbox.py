@@ -47,7 +47,7 @@ def sweep() -> list[Path]:
 
 
 def _is_abandoned(file: Path) -> bool:
-    """Whether nobody holds the lock. A folder without one is being made."""
+    """Whether no process holds the lock. A folder without one is being made."""
     try:
         lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

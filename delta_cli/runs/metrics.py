@@ -160,7 +160,7 @@ EPISODE_METRICS = {
         "turns", "with [environment], like what follows: mean turns of the model in an episode"
     ),
     "environment_calls": Metric("calls", "of environments and tools"),
-    "environment_errors": Metric("calls", "whose failure the model was told", "falls"),
+    "environment_errors": Metric("calls", "that failed, with a message for the model", "falls"),
     "environment_failures": Metric(
         "episodes", "that failed with their environment: they have no reward and no advantage", "0"
     ),

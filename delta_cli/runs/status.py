@@ -18,7 +18,7 @@ FILE = "end.json"
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The last word of the process that trained; a killed process leaves none."""
+    """How the process that trained ended; a killed process leaves no status."""
 
     state: Literal["done", "stopped", "failed"]
     reason: str = ""  # of a failure, one line
@@ -26,7 +26,7 @@ class RunStatus:
 
 @contextmanager
 def recorded_status(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Record how the block ends: rank 0 does, or of several processes the first one to fail."""
+    """Record how the block ends. Rank 0 writes it; if ranks fail, the first one to fail does."""
     if rank == 0:
         (folder / FILE).unlink(missing_ok=True)
     try:

@@ -51,7 +51,7 @@ class FinishedResponse:
 class QueuedPrompt:
     """A prompt with its sampling settings; ``responses`` gets ``sampling.samples`` of them, or an error.
 
-    Cancel ``responses`` if nobody waits for them any more.
+    Cancel ``responses`` if no client waits for them any more.
     """
 
     prompt: Ids
@@ -195,7 +195,7 @@ class _Batch:
         self._finished: dict[int, FinishedResponse] = {}  # by its place in the batch
 
     def draw(self) -> None:
-        """Draw and answer. Raises _BatchAbandoned if nobody waits any more."""
+        """Draw and answer. Raises _BatchAbandoned if no client waits any more."""
         rows = np.array([row for prompt in self._prompts for row in prompt.rows], dtype=np.int64)
         drawn = self._sampler.rollout(
             RolloutRequest(

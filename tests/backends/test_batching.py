@@ -1,4 +1,4 @@
-"""Micro-batches, padding and sampling noise: what holds for any batch."""
+"""Micro-batches, padding and sampling noise: properties of any batch."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_blocks_are_causal_attention(queries: int, keys: int, monkeypatch: pytes
 
 
 def test_responses_see_their_own_prompt_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of 2, 5, 5 and 1 tokens in a width of 5; what pads them is seen by nobody."""
+    """Prompts of 2, 5, 5 and 1 tokens in a width of 5; padding is never attended to."""
     monkeypatch.setattr(attention, "BLOCK", 4)
     lengths, width, count = (2, 5, 5, 1), 5, 6
     visible = np.array(

@@ -1,4 +1,4 @@
-"""What MLX says when a machine is at its end, injected into every verb: smaller pieces and the same result."""
+"""MLX's out-of-memory errors, injected into every method: it retries in smaller pieces, with the same result."""
 
 from __future__ import annotations
 

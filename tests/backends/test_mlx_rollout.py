@@ -38,7 +38,7 @@ def test_the_token_that_ends_a_response_is_kept_with_its_logprob(folder: Path) -
 
 
 def test_finished_responses_leave_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values are copied when an eighth of the batch is finished, not at each end; nobody else notices."""
+    """Keys and values are copied when an eighth of the batch is finished, not at each end; other responses stay."""
     prompts = (np.array([3, 4, 5]), np.array([6, 2]))
     request = RolloutRequest(prompts, Sampling(max_tokens=40, stop_ids=(0, 3), samples=16, seed=2))
     responses = len(request)

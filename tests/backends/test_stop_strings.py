@@ -20,7 +20,7 @@ STRINGS = ("\n\n", "é.", "stop", "→")
 @given(st.text(alphabet="aé→.\nstop", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_it_ends_where_the_text_first_contains_one(text: str) -> None:
-    """Token by token; characters that are not whole yet do not count, and nothing is missed."""
+    """Checked token by token: incomplete characters do not count, and no occurrence is missed."""
     stop = TOKENIZER.stop_text(STRINGS)
     assert stop is not None
     ids = TOKENIZER.encode(text)

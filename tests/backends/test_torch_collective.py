@@ -1,4 +1,4 @@
-"""What a process with a GPU says to torch.distributed, and memory that runs out while weights are gathered."""
+"""The calls to torch.distributed of a process with a GPU, and running out of memory while weights are gathered."""
 
 from __future__ import annotations
 

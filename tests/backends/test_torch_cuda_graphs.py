@@ -1,4 +1,4 @@
-"""Functions that are recorded and replayed: rows and columns that nobody reads change nothing."""
+"""Recorded and replayed functions: padded rows and columns, which are never read, change nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Replay:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Runners record, on a processor what stands for it; the list gets the function and the rows of each replay."""
+    """Make runners record (a CPU imitates it); the list gets the function and the rows of each replay."""
     found: list[tuple[str, int]] = []
     caches: list[KeyValueCache] = []
     begin, begin_cache, run = GraphRunner.__init__, KeyValueCache.__init__, GraphRunner.run

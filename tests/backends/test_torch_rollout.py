@@ -157,7 +157,7 @@ class Memory:
 def test_out_of_memory_halves_the_responses_at_a_time(
     make: Callable[..., TorchEngine], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each response is what it would have been, is told once, and later rollouts begin with what fits."""
+    """Responses do not change, each is reported once, and later rollouts begin with what fits."""
     whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     backend, memory, finished = make(rollout_batch=16), Memory(monkeypatch, 5, where), list[int]()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Output that is lost stops no run; what a name holds is shown in a terminal, not sent to it."""
+"""A closed output does not stop a run, and control characters in names never reach the terminal."""
 
 from __future__ import annotations
 

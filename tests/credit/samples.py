@@ -11,7 +11,7 @@ from delta_cli.credit import DenseFeatures, output_row_features
 
 @dataclass
 class Rollout:
-    """What token_coefficients needs, and what the features were made from."""
+    """The arguments of token_coefficients, and the hidden states that the features were made from."""
 
     hidden: np.ndarray  # [N, H]
     logp: np.ndarray  # [N]

@@ -1,4 +1,4 @@
-"""Generated word problems: every answer against a reader that knows only the sentences."""
+"""Generated word problems: a reader that knows only the sentences checks every answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEANING = {
 
 
 def solve(question: str) -> float:
-    """The first meaning whose words are there."""
+    """The result of the first meaning whose words occur in the problem."""
     meaning = next(value for words, value in MEANING.items() if re.search(words, question))
     return meaning(*map(int, re.findall(r"\d+", question)))
 
@@ -58,7 +58,7 @@ def test_all_kinds_come_equally_often(made: dict[str, list[Problem]]) -> None:
 
 
 def test_the_splits_share_no_numbers_of_a_kind(made: dict[str, list[Problem]]) -> None:
-    """Whatever the names, the things and the seed."""
+    """For all names, things and seeds."""
     keys = [
         {(problem.kind, *re.findall(r"\d+", problem.question)) for problem in problems}
         for problems in (made["train"], word_problems.problems(900, 4, "held_out"))

@@ -2,7 +2,7 @@
 
 Conventions of the documents, which docs/README.md states for readers:
 
-- ```console: commands after ``$``, each followed by what it prints; ``...`` stands for anything;
+- ```console: commands after ``$``, each followed by what it prints; ``...`` matches anything;
 - ```python, ```toml, ```json: a file where the first line is a comment with its name; other python runs, and a
   ```text block that follows is what it prints; other toml is part of a recipe;
 - ```sh: commands that a test does not run, because they need another machine or more time.

@@ -19,7 +19,7 @@ MODELS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) fo
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_is_counted(name: str, tmp_path: Path) -> None:
-    """Of a mixture of experts a token meets all but the experts that it is not sent to."""
+    """A token meets all parameters of a mixture of experts except those of the experts it is not sent to."""
     config = {key: value for key, value in PUBLISHED[name].items() if key != "quantization_config"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = transformers.AutoConfig.from_pretrained(tmp_path, trust_remote_code=False).get_text_config()

@@ -1,4 +1,4 @@
-"""These tests need TRL; what it and its libraries warn of themselves is no failure of ours."""
+"""These tests need TRL; warnings of TRL and its libraries are not failures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 
 if find_spec("trl") is None:
     collect_ignore_glob = ["test_trl_*.py"]
+else:
+    from tests.integrations.credited import rescored as rescored
+    from tests.integrations.credited import seen as seen
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package", autouse=True)
 def _quick_collections() -> Iterator[None]:
-    """Every training of TRL collects garbage, a third of a second with all that is imported: leave that out."""
+    """Leave out the garbage collection of every TRL run, which takes a third of a second with all these imports."""
     gc.collect()
     gc.freeze()
     yield

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from delta_cli.runs.records import RecordedRun
-from tests.integrations.test_trl_coefficients import Seen, slow
+from tests.integrations.credited import Seen, slow
 from tests.integrations.tiny import model
 from tests.integrations.two import CREDIT, PARITY
 

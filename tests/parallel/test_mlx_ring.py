@@ -62,7 +62,7 @@ Run = Callable[[int, str], tuple[dict[str, Any], Path]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Gives the results and the folder of a run, each done once; a single rank runs in this process."""
+    """Return the results and the folder of a run. Each run is done once; a single rank runs in this process."""
     plain = write_model(tmp_path_factory.mktemp("model"), tie=True)
     done: dict[tuple[int, str], tuple[dict[str, Any], Path]] = {}
 

@@ -183,7 +183,7 @@ def test_any_text_survives_the_way_through_toml(text: str) -> None:
 
 
 def test_types_of_keys_are_words() -> None:
-    """Not Python's own notation, whatever annotation a key has."""
+    """Types are shown in words, never in Python's notation."""
     words = {
         "whole number",
         "number",

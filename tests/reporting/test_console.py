@@ -22,7 +22,7 @@ EVALUATION = {"step": 0, "accuracy": 0.41, "low": 0.33, "high": 0.5, "problems":
 
 
 def play(observer: Observer, steps: int = 3) -> None:
-    """A short run as the loop tells it."""
+    """The calls of a short run."""
     observer.notice(Notice("damaged_checkpoint", "said before the beginning"))
     observer.begin("runs/a", steps, 0)
     observer.phase("evaluate", 128)
@@ -68,7 +68,7 @@ def test_the_picture_fits_and_says_everything(width: int) -> None:
 
 
 def test_model_text_does_not_steer_the_terminal() -> None:
-    """What a response holds reaches the terminal written out: no escape but those of the display itself."""
+    """Control characters in a response are written out: the only escapes are those of the display itself."""
     buffer = io.StringIO()
     observer = console_observer("live", Console(file=buffer, force_terminal=True, width=100, height=40))
     play(observer)
@@ -100,7 +100,7 @@ def test_plain_lines() -> None:
 
 
 def test_a_long_phase_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line after half a minute without one, and none before."""
+    """A line is printed after half a minute of silence, and none before."""
     now = [1000.0]
     monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
     buffer = io.StringIO()
@@ -120,7 +120,7 @@ def test_a_long_phase_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("sign", ["JPY_PARENT_PID", None])
 def test_a_notebook_gets_plain_lines(sign: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a command that a cell starts, whose output is a terminal that keeps every cursor movement."""
+    """So does a command that a cell starts: its output is a terminal that keeps every cursor movement."""
     console = Console(file=Terminal(), force_terminal=True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
@@ -157,7 +157,7 @@ def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every line of stdout is an object that names its event, also where a number is not finite."""
+    """Every line of stdout is an object that names its event, even if a number is not finite."""
     observer = console_observer("json")
     play(observer)
     observer.step(metrics(4) | {"loss": float("nan")}, [])
@@ -192,7 +192,7 @@ def test_the_display_is_cheap() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "live", "plain", "quiet", "json"])
 def test_every_mode_hears_a_run(mode: DisplayMode) -> None:
-    """No mode minds a run that ends before its first step, nor being ended twice."""
+    """Every mode accepts a run that ends before its first step, and a second end."""
     observer = console_observer(mode, Console(file=io.StringIO()))
     observer.begin("runs/a", 5, 2)
     observer.end()

@@ -1,4 +1,4 @@
-"""Trackers, each played by a stand-in that remembers what it was told."""
+"""Trackers, each replaced by a fake that records its calls."""
 
 from __future__ import annotations
 

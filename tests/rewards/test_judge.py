@@ -128,7 +128,7 @@ def test_no_more_requests_at_a_time_than_allowed(server: JudgeServer) -> None:
     assert server.most_at_once == 3
 
 
-def test_a_closed_judge_leaves_nobody_waiting(server: JudgeServer) -> None:
+def test_closing_a_judge_ends_every_wait(server: JudgeServer) -> None:
     server.pause = 0.3
     asked = judge(server, concurrency=1)
     futures = [asked.submit(f"{n}", PROBLEM) for n in range(4)]

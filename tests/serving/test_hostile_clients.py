@@ -1,4 +1,4 @@
-"""Whatever a client sends or does, it gets one line or nothing, and the others are served."""
+"""Whatever a client sends or does, it gets an error of one line or none, and other clients are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the code somebody reads who follows one training step from the draw to the recorded line."""
+"""How many files one reads to follow a training step from sampling to the recorded metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A type's name is used once: somebody who reads `Features` need not ask which of two is meant."""
+"""Each type name is defined once, so that a reader of `Features` never asks which one is meant."""
 
 from __future__ import annotations
 

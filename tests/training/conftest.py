@@ -1,4 +1,4 @@
-"""The command line in this process, for the tests of malformed files."""
+"""The command line in this process, for the tests of malformed files, and a value for every key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from delta_cli.cli import main
+from tests.training.every_key import values as values
 from tests.training.malformed import Delta
 
 

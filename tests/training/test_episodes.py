@@ -153,7 +153,7 @@ def test_what_inspect_shows(tmp_path: Path) -> None:
 
 
 def test_a_long_episode_is_cut_for_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After tokens of the model, with what the environment wrote before them."""
+    """The cut comes after tokens of the model and keeps the environment's text before them."""
     train(recipe_with(run__steps=1, evaluation__every="never"), tmp_path / "run")
     monkeypatch.setattr("delta_cli.reporting.report.RESPONSE_TOKENS", 7)
     write_report([tmp_path / "run"], tmp_path / "report.html")
@@ -167,7 +167,7 @@ def test_a_long_episode_is_cut_for_a_report(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_calls_of_a_chat_have_coefficients() -> None:
-    """Those of a turn in the form of Qwen3, whose tags are special tokens; the other turn has none."""
+    """Calls in Qwen3's form, whose tags are special tokens, have coefficients; the other turn has no calls."""
     tokenizer = make_tokenizer(FAMILIES["qwen3"][0])
     turn = '<tool_call>\n{"name": "search", "arguments": {"query": "owl"}}\n</tool_call><|im_end|>'
     ids = [tokenizer.encode(part, special=False) for part in (turn, "<|im_start|>tool\nfound<|im_end|>", "an owl")]
@@ -217,7 +217,7 @@ class Ranks(ThreadRanks):
 
 
 def test_several_ranks_draw_the_episodes_of_one() -> None:
-    """Regions, records and rewards in the same order, whoever drew them; prompts of a group share an array."""
+    """Regions, records and rewards have the same order whichever rank drew them; prompts of a group share an array."""
     recipe = recipe_with()
     tokenizer = Tokenizer.load(_tiny())
     problems = arithmetic.problems(Arithmetic(operation="add", digits=2), 5, 0)
@@ -349,7 +349,7 @@ def test_the_section_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("errors", "ended"), [("tell", "turns"), ("fail", "failed")])
 def test_what_an_exception_becomes(tmp_path: Path, errors: str, ended: str) -> None:
-    """Text that the model reads, or the end of the episode; and long text is cut with a mark."""
+    """An exception becomes text for the model or ends the episode; long text is cut and marked."""
     file = tmp_path / "game.py"
     file.write_text("class Game:\n    def step(self, text):\n        raise ValueError('1' * 500)\n")
     driver = EpisodeDriver(

@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(model: Path, folder: Path, ranks: list[dict[str, str]], **keys: Any) -> TestServer:
-    """A run of these ranks, each with a key of its own; the server that they asked."""
+    """Run these ranks, each with its own API key; return the server that they asked."""
     with serving(model) as (server, url):
         arguments = command(model, folder, 1, engine__kind="vllm", engine__url=[url], **keys)[1:]
         started = [

@@ -1,4 +1,4 @@
-"""Runs whose responses vLLM's stand-in draws: they learn what a local run learns, through deaths and stops."""
+"""Runs that sample with a fake vLLM server learn what a local run learns, even if processes die or stop."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_run_learns(model: Path, tmp_path: Path, ahead: int) -> None:
 
 @pytest.mark.long
 def test_the_batch_does_not_depend_on_when_it_was_drawn(model: Path, tmp_path: Path) -> None:
-    """Weights that do not move: a run that draws ahead draws just what the other one does."""
+    """The weights do not move, so a run that draws ahead draws exactly what the other one does."""
     for ahead in (0, 1):
         with serving(model) as (_, url):
             changes = {"engine__kind": "vllm", "engine__url": [url], "engine__async_steps": ahead}
@@ -106,7 +106,7 @@ def test_a_launched_server_ends_with_the_run(model: Path, tmp_path: Path, vllm: 
 
 @pytest.mark.long
 def test_a_launched_server_that_dies_is_started_again(model: Path, tmp_path: Path, vllm: str) -> None:
-    """In the middle of a batch, with weights that are newer than those it was first launched on."""
+    """It dies in the middle of a batch, when its weights are newer than those it was launched on."""
     once = ["--die-once", str(tmp_path / "died")]
     changes = {"engine__kind": "vllm", "engine__launch": True, "engine__python": vllm, "run__steps": 3}
     train(make_recipe(model, engine__arguments=once, **changes), tmp_path / "died-run")
@@ -119,7 +119,7 @@ def test_a_launched_server_that_dies_is_started_again(model: Path, tmp_path: Pat
 
 @pytest.mark.long
 def test_a_killed_run_takes_its_server_along(model: Path, tmp_path: Path, vllm: str) -> None:
-    """Killed, it can clean nothing up."""
+    """A killed run cannot clean up after itself."""
     recipe = make_recipe(model, engine__kind="vllm", engine__launch=True, engine__python=vllm, run__steps=10_000)
     (tmp_path / "recipe.toml").write_text(to_toml(recipe))
     command = [
@@ -162,7 +162,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_lost_run_has_saved_what_it_had(model: Path, tmp_path: Path, ahead: int) -> None:
-    """A server that goes for good ends the run in a line, whichever thread loads; another server, and it goes on."""
+    """If a server is lost for good, the run ends with one line, and it resumes with another server."""
     changes = {"engine__kind": "vllm", "engine__deadline": 1.5, "engine__async_steps": ahead, "checkpoint__every": 1}
     with serving(model) as (server, url):
         server.faults.append(Fault(RELOAD, "status 500 out of memory", after=3, times=-1))

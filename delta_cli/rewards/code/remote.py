@@ -116,7 +116,7 @@ class RemoteObject:
 def _filled(fields: list[str], record: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """The record of a data class that a test made: the fields it gave, and the program's defaults for the others.
 
-    None if the constructor is not that of a data class, so that nobody knows what it does with the arguments.
+    None if the constructor is not that of a data class, so it is unknown what it does with the arguments.
     """
     positional = fields[: len(arguments)]
     known = len(positional) == len(arguments) and len(set(fields)) == len(fields)

@@ -47,7 +47,7 @@ MAX_LONG_DIGITS = 25  # of a number in an expression that is not rational
 
 @dataclass(frozen=True)
 class _Letters:
-    """The letters of the gold answer by what they stand for."""
+    """The letters of the gold answer, by the kind of number each holds."""
 
     reals: tuple[str, ...]
     whole: tuple[str, ...]
@@ -68,7 +68,7 @@ class _Letters:
 
 
 def names(tree: Expression) -> frozenset[str]:
-    """The letters of an expression, and the functions that nobody defined."""
+    """The letters of an expression, and the undefined functions."""
     return frozenset(
         node.text for node in tree.walk() if node.op == "name" or (node.op == "call" and node.text.endswith("()"))
     )
@@ -206,7 +206,7 @@ def _values_of(trees: Sequence[Expression], letters: _Letters) -> Iterator[tuple
 
 
 def _letters(gold: Expression, given: Expression) -> _Letters:
-    """What each letter stands for. A letter is whole if ``gold`` makes sense for whole numbers only."""
+    """The kind of number that each letter holds. A letter is whole if ``gold`` makes sense for whole numbers only."""
     everything = sorted({node.text for node in gold.walk() if node.op == "name"})
     whole = _whole_letters(gold, given)
     conjugated = any(node.op == "conj" or node.text in ("re", "im") for tree in (gold, given) for node in tree.walk())

@@ -93,7 +93,7 @@ class Evaluation:
         if tree.op == "^" and self.real:
             return _real_power(*values)
         operation = OPERATIONS.get(tree.op)
-        if operation is None:  # apply, which nobody resolved
+        if operation is None:  # an unresolved apply
             raise NoValueError
         return operation(*values)
 
@@ -333,7 +333,7 @@ def _call(name: str, values: list[Value]) -> Value:
 
 
 def _unknown(name: str, values: list[Value]) -> Value:
-    """A function nobody defined: a smooth one of its own for each name, neither periodic nor even nor odd."""
+    """An undefined function: a smooth one of its own for each name, neither periodic nor even nor odd."""
     seed = sum((i + 1) * ord(letter) for i, letter in enumerate(name))
     total = sum((i + context.sqrt(seed + 2)) * inexact(value) for i, value in enumerate(values))
     return context.sin(seed + total) + total / (total * total + total + seed)

@@ -162,7 +162,7 @@ def test_malformed_tests_are_named(tests: dict[str, Any], message: str) -> None:
 
 
 def test_the_method_of_a_class_is_called_on_a_new_object() -> None:
-    """As LiveCodeBench's starter code asks for it."""
+    """LiveCodeBench's starter code expects that."""
     tests = calls("Solution.add", ([1, [2, 3]], 6), ([4, []], 4))
     right = "class Solution:\n    def add(self, a, b):\n        return a + sum(b)"
     assert code_reward(fenced(right), tests) == 1.0
