@@ -27,8 +27,13 @@ ALSO = {
     "train": (*FAKE, *SMALL),
     "doctor": (*FAKE, *SMALL, "--seconds", "1"),
     "eval": (*FAKE, "--limit", "2", "--max-tokens", "4"),
+    "data": (*FAKE, *SMALL, "--samples", "1"),
 }
-FILLED = {"FILE": "my sums.jsonl", "DIR": "my runs"}  # what a person puts for the placeholders of a message
+FILLED = {
+    "FILE": "my sums.jsonl",
+    "DIR": "my runs",
+    "RECIPE": "mine.toml",
+}  # what a person puts for the placeholders of a message
 
 # What is typed, the command that the program then prints, and the exit code of what was typed.
 PRINTED: list[tuple[tuple[str, ...], str, int]] = [
@@ -48,6 +53,12 @@ PRINTED: list[tuple[tuple[str, ...], str, int]] = [
     (("study", "mine.toml"), "train mine.toml", 2),
     (("study", "mine.toml"), "study mine.toml --grid update.learning_rate=1e-4,5e-4", 2),
     (("compare", "my runs/never", "my runs/a"), "eval 'my runs/never' --data FILE", 2),
+    (("train", *FAKE, "--set", "data.source=my sums.jsonl", "--set", "data.pass_rate_file=a"), "data rate RECIPE", 2),
+    (
+        ("data", "rate", "mine.toml", *FAKE, *SMALL, "--set", "rollout.max_tokens=24", "--out", "rated"),
+        "train mine.toml",
+        0,
+    ),
     (("train", "--nonsense"), "train --help", 2),
     (("eval",), "eval --help", 2),
     ((*TRAIN, "--run-dir", "my runs/stopped"), "train --resume --run-dir 'my runs/stopped' --backend fake", 130),
@@ -57,7 +68,18 @@ PRINTED: list[tuple[tuple[str, ...], str, int]] = [
 # delta train wrote". test_init runs the last ones that delta init prints.
 MENTIONED = {
     ("train", "train starts on this machine", "train wrote", "train --processes N", "train sets if --fit is given"),
-    ("eval", "eval wrote", "eval --suite", "inspect", "init", "recipe", "study", "train NAME", "study NAME"),
+    (
+        "eval",
+        "eval wrote",
+        "eval --suite",
+        "data rate",
+        "inspect",
+        "init",
+        "recipe",
+        "study",
+        "train NAME",
+        "study NAME",
+    ),
     ("doctor says what needs how much", "doctor RUN shows the gap of every step", "report {}", "export {} {}"),
 }
 
