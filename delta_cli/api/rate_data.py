@@ -13,6 +13,7 @@ from backends.arrays import Doubles
 from delta_cli.api.evaluate import EvaluationRequest, Say, engine_section, evaluate
 from delta_cli.data.pass_rates import FILE, write_pass_rates
 from delta_cli.data.problem import Problem
+from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe, load_recipe
@@ -84,6 +85,8 @@ def rate_data(
 
 def _reference(source: str, overrides: tuple[str, ...], say: Say) -> CheckpointReference:
     if RunFolder(Path(source)).started:
+        if overrides:
+            raise UserError(f"--set {overrides[0]}: changes a recipe, and {source} is a run; leave it out")
         found = find_checkpoint(source, None, say)
         assert found.recipe is not None
         return found

@@ -83,15 +83,16 @@ def rate(
     from json import dumps
 
     from delta_cli.api.rate_data import rate_data
+    from delta_cli.text import count
 
     found = rate_data(source, samples, backend, tuple(set_ or ()), out, quiet or json, say_aside)
     if json:
         report = {"file": str(found.file), "problems": len(found.problems), "samples": samples}
         typer.echo(dumps(report | {"classes": found.classes()}))
         return
-    say(f"{len(found.problems):,} problems, {samples} responses to each; their pass rates:")
-    for name, count in found.classes().items():
-        say(f"  {name:<13} {count:>7,}")
+    say(f"{count(len(found.problems), 'problem')}, {count(samples, 'response')} to each; their pass rates:")
+    for name, number in found.classes().items():
+        say(f"  {name:<13} {number:>7,}")
     say(f"written to {found.file}")
     least, most = KEPT
     if kept := found.kept(least, most):

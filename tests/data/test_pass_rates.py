@@ -137,6 +137,10 @@ def test_rates_are_measured_and_used(here: Path, monkeypatch: pytest.MonkeyPatch
     shown = delta("data", "show", "quickstart", *keys, "--set", f"data.pass_rate_file={file}",
                   "--set", f"data.pass_rate_min={low}")  # fmt: skip
     assert f"{rates.count(min(rates))} with a pass rate below data.pass_rate_min" in shown.out
+    Path("recipe.toml").touch()  # what makes a folder a run
+    refused = delta("data", "rate", ".", "--set", "run.steps=1")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--set run.steps=1: changes a recipe, and . is a run" in refused.err
     before = file.stat().st_mtime_ns, Path(file.parent / "evaluation.json").read_text()
     again = delta("data", "rate", "quickstart", "--samples", "4", "--json", "--backend", "fake", *keys)
     assert json.loads(again.out)["classes"]["never solved"] == rates.count(0.0)

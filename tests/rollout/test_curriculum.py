@@ -47,7 +47,7 @@ def test_problems_come_in_proportion_to_the_variance_of_their_reward() -> None:
     """One at a time, so that drawing without replacement changes no share; p · (1 − p) by hand."""
     rates = {0: 0.5, 1: 0.25, 2: 0.0, 3: 1.0, 4: 0.9}  # and 5 is not measured
     order = PromptOrder(pool(6), seed=3, exploration=1e-9).after(rates.items())
-    steps = 6000
+    steps = 2500
     counts = drawn(order, steps, 1)
     weights = np.array([0.25, 0.1875, 0.0, 0.0, 0.09, 0.25])
     shares = np.array([counts[place] for place in range(6)]) / steps
