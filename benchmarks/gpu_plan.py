@@ -211,22 +211,22 @@ class Plan:
         return {"what": what, "value": seconds, "unit": "s", "rate": f"{work / seconds / 1e12:.0f} TFLOP/s"}
 
     def layer(self) -> Iterator[Row]:
-        """Two layers, forward and backward: float32 weights under autocast, and bfloat16 weights in three ways."""
+        """Two layers, forward and backward: float32 weights under autocast, and bfloat16 weights in four ways."""
         from transformers import AutoConfig, AutoModel
 
         self.close()
         config = AutoConfig.from_pretrained(self.model)
         config.num_hidden_layers, config.vocab_size, config.layer_types = 2, 1024, ["full_attention"] * 2
         ids = torch.zeros(1, self.size.packed, dtype=torch.long, device=self.device)
-        kinds = ("under autocast", "as they are", "norms as one kernel", "compiled")
-        for kind in kinds[: 4 if self.device == "cuda" else 3]:
+        kinds = ("under autocast", "as they are", "norms as one kernel", "feed-forwards compiled", "compiled")
+        for kind in kinds[: 5 if self.device == "cuda" else 3]:
             mixed = kind == kinds[0]
             with torch.device(self.device):
                 model = AutoModel.from_config(config, dtype=torch.float32 if mixed else torch.bfloat16)
             if kind == kinds[2]:
                 fuse_norms(model)
-            for part in model.layers if kind == kinds[3] else ():
-                part.compile()
+            for part in model.layers if kind in kinds[3:] else ():
+                (part.mlp if kind == kinds[3] else part).compile()
 
             def run(model: Any = model, mixed: bool = mixed) -> None:
                 with torch.autocast(self.device, torch.bfloat16, enabled=mixed):
