@@ -70,7 +70,8 @@ def try_family(family: Family, backend: str, folder: Path) -> Outcome:
     try:
         engine = registry.create(backend, BackendSettings.of(str(folder / "model")))
     except BackendError as error:
-        return Outcome(False, str(error).replace(f"the model in {folder / 'model'}", "it"))
+        named = (f"the model in {folder / 'model'}", f"model '{folder / 'model'}'")
+        return Outcome(False, str(error).replace(named[0], "it").replace(named[1], "it"))
     _score_and_draw(engine, sequences, known.detach().numpy(), family.apart if backend == "mlx" else OWN)
     _update(engine, sequences, model, known, 5 * family.apart)
     engine.close()

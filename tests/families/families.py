@@ -38,6 +38,14 @@ RECURRENT = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 8}
+LATENT = (  # keys and values from a compressed vector, in hybrids with experts
+    HYBRID
+    | {"kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+    | {"mlp_layer_types": ["dense", "sparse"]}
+)
 CAPPED = {"final_logit_softcapping": 3.0}  # the logits of these weights reach it
 SCALED = {"logits_scaling": 4.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.7}
 
@@ -125,6 +133,34 @@ FAMILIES = [
     Family("Nemotron-H", "nemotron_h", "nvidia/Nemotron-H-56B-Base-8K", mlx=False),
     Family("Nemotron 3 Nano", "nemotron_h", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", mlx=False),
     Family("Jamba 1.5", "jamba", "ai21labs/AI21-Jamba-1.5-Mini", mlx=False),
+    Family("Bamba", "bamba", None, MAMBA | {"attn_layer_indices": [1]}, mlx=False),
+    Family("OLMo hybrid", "olmo_hybrid", None, RECURRENT, mlx=False),
+    Family(
+        "Kimi Linear",
+        "kimi_linear",
+        None,
+        LATENT | {"linear_head_dim": 16, "linear_num_heads": 4},
+        targets=("q_proj", "o_proj"),
+        mlx_opens=False,
+    ),
+    Family(
+        "Ling (hybrid)",
+        "bailing_hybrid",
+        None,
+        LATENT | {"num_mtp_layers": 0, "q_lora_rank": 16},
+        targets=("o_proj",),
+        mlx_opens=False,
+    ),
+    Family("MiniMax-Text-01", "minimax", None, HYBRID | {"num_local_experts": 4, "block_size": 8}, mlx=False),
+    Family(
+        "Zamba2",
+        "zamba2",
+        None,
+        {"layers_block_type": ["linear_attention", "hybrid"], "layer_types": ["linear_attention", "hybrid"]}
+        | {"mamba_d_state": 8, "n_mamba_heads": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "chunk_size": 8}
+        | {"attention_head_dim": 32, "attention_hidden_size": 128, "num_mem_blocks": 1},
+        mlx=False,
+    ),
     Family("Granite 3.3", "granite", "ibm-granite/granite-3.3-8b-instruct", gain=0.01),
     Family("Granite MoE", "granitemoe", None, SCALED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     Family("Cohere (Command R)", "cohere", None, {"logit_scale": 0.25}),
