@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from backends.settings import BackendSettings
 from delta_cli import cli
+from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe, key_reference
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -151,8 +153,6 @@ def test_every_recipe_passes_a_dry_run_without_weights(
 
 
 def _no_rows(*_: object) -> None:
-    from delta_cli.errors import UserError
-
     raise UserError("no data sets in this test")
 
 
@@ -216,3 +216,21 @@ def test_train_resume_eval_and_inspect_one_run(
     assert run(monkeypatch, "inspect", str(folder), "--step", "1") == 0
     assert run(monkeypatch, "report", str(folder), "--output", str(tmp_path / "report.html")) == 0
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "words", [("serve", "tiny-base"), ("chat", "tiny-base"), ("eval", "tiny-base", "--suite", "arithmetic")]
+)
+def test_the_engine_gets_the_threads_that_are_asked_for(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[object] = []
+
+    def create(backend: str, settings: BackendSettings, *_: object, **__: object) -> None:
+        asked.append(settings.threads)
+        raise UserError("seen")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("backends.registry.create", create)
+    assert run(monkeypatch, *words, "--threads", "3", "--backend", "cpu") == 2
+    assert asked == [3]
