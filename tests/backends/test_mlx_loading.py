@@ -13,11 +13,15 @@ import pytest
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models import gemma2
+from mlx_lm.models.rope_utils import SuScaledRoPE
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from backends import mlx as package
 from backends.interface import BackendError, RolloutRequest, Sampling, Sequences
+from backends.mlx import model
+from backends.mlx.checkpointing import checkpointed
 from backends.mlx.rollout import MlxRollout
 from backends.settings import Lora
 from tests.backends.mlx_engine import VOCAB, create, write_small
@@ -153,3 +157,31 @@ def test_a_mac_without_metal_says_what_to_choose(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     with pytest.raises(BackendError, match=r"no Metal device.*--backend cpu"):
         package.check_installation()
+
+
+def test_short_sequences_get_the_short_rotary_factors(tmp_path: Path) -> None:
+    """LongRoPE turns pair i of position p by p / (factor · base ** (2i / size)); longer sequences are refused."""
+    rope = SuScaledRoPE(4, 100.0, 64, 16, short_factor=[1.0, 2.0], long_factor=[5.0, 7.0])
+    text = nn.Module()
+    text.rope = rope
+    config = {"rope_scaling": {"short_factor": [1.0, 2.0], "long_factor": [5.0, 7.0]}}
+    assert model._short_rotary_factors(text, config) == 16
+    np.testing.assert_allclose(np.array(rope._freqs), [1.0, 2.0 * 10.0], rtol=1e-6)
+    assert model._short_rotary_factors(nn.Module(), {}) is None
+
+
+def test_checkpointed_layers_pass_gradients_to_all_their_inputs() -> None:
+    """Gemma 4's layers get inputs of their own and the keys of other layers beside the hidden states."""
+
+    class Layer(nn.Module):
+        def __call__(self, x: mx.array, mask: None, *, inputs: mx.array, shared: tuple[mx.array, int]) -> mx.array:
+            return x * inputs * shared[0]
+
+    layer, x = Layer(), mx.array([2.0, 3.0])
+
+    def total(inputs: mx.array, keys: mx.array) -> mx.array:
+        return layer(x, None, inputs=inputs, shared=(keys, 5)).sum()
+
+    with checkpointed([layer]):
+        found = mx.grad(total, (0, 1))(mx.array([5.0, 7.0]), mx.array([11.0, 13.0]))
+    assert [part.tolist() for part in found] == [[22.0, 39.0], [10.0, 21.0]]

@@ -15,13 +15,14 @@ from backends.batching import pack
 from backends.interface import RolloutRequest, Sampling, Sequences
 from backends.settings import BackendSettings
 from backends.torch import backend as torch_backend
-from backends.torch import rollout
+from backends.torch import recurrent, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import KeyValueCache, PagedCache, SlotCache
 from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.decoder import Decoder
 from backends.torch.prefill import prefill
 from backends.torch.recurrent import StateLayout
+from backends.torch.row_states import RowState
 from tests.conformance.objectives import Linear
 from tests.conformance.test_episodes import Script
 from tests.device import DEVICE
@@ -194,3 +195,19 @@ def test_the_layout_of_states(carried: bool) -> None:
             np.testing.assert_array_equal(found[place : place + len(response)], own.sum() + response.cumsum())
             place += len(response)
     assert place == len(batch.ids)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_single_tokens_take_no_smaller_time_steps_than_whole_sequences(tmp_path: Path) -> None:
+    """transformers limits Nemotron-H's time steps in whole sequences only; here many are below the limit."""
+    model = build(family("nemotron_h"), tmp_path)
+    layer: Any = next(module for module in model.modules() if recurrent.is_recurrent(module))
+    rows = torch.randn(2, 9, layer.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        layer.dt_bias -= 4
+        assert recurrent.adopt(model)
+        whole, state = layer(rows), recurrent.CarriedState()
+        layer(rows[:, :4], cache_params=state)
+        drawn = RowState(dict(state.conv), dict(state.recurrent))
+        single = [layer(rows[:, at : at + 1], cache_params=drawn) for at in range(4, 9)]
+    torch.testing.assert_close(torch.cat(single, 1), whole[:, 4:], rtol=0, atol=1e-5)
