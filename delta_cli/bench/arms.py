@@ -48,6 +48,10 @@ ARMS: dict[str, BenchArm] = {
         BenchArm("wrong side × 0", ("method.preset=dapo", "method.weight_negative=0")),
         BenchArm("delta", ("method.preset=delta",)),
         BenchArm("delta, by side", ("method.preset=delta", "method.normalise=side")),
+        BenchArm(
+            "delta, by side, wrong × 0.5",
+            ("method.preset=delta", "method.normalise=side", "method.weight_negative=0.5"),
+        ),
         BenchArm("delta, exact by group", ("method.preset=delta_group", "method.normalise=side")),
         BenchArm("forking tokens", ("method.preset=dapo_ft",)),
         credit_arm("surprisal", "surprisal"),
