@@ -132,7 +132,7 @@ def adapters(unit: Unit) -> JsonObject:
             for step in range(max(MEASURED_STEPS)):
                 _update(trainer, _batch(trainer, step, trainer.recipe.rollout.prompts), step)
             for credit, chosen in ADAPTER_CREDITS.items():
-                weights = _weights(unit, trainer, batch, *chosen)
+                weights = _weights(unit, trainer, batch, *chosen, "update.old_logprobs=recompute")
                 aucs = _aucs(batch, weights, marks)
                 rank = _rank_correlation(full.setdefault(credit, weights)[kept], weights[kept])
                 table.setdefault(credit, {})[name] = {"auc": float(np.mean(aucs)) if aucs else None, "rank": rank}

@@ -7,6 +7,7 @@ from typing import Any
 from results import Named, points, result, span, table
 from scipy import stats
 
+HYPOTHESIS = "delta, by side, wrong × 0.5"
 README_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
 
 
@@ -16,9 +17,37 @@ def _bench() -> Named:
     fork = next(task for task in result("bench_fork/summary")["tasks"] if task["task"] == "fork")
     for arm, name in README_ARMS.items():
         yield f"fork.{name}", points(_row(fork, arm)["area_over_dapo"]["difference"])
+    chain = result("bench_chain/summary")["tasks"]
+    yield from _task("chain", chain, "chain", ("random",))
+    (fresh,) = result("bench_hypothesis/summary")["tasks"]
+    for name, task in (("fork", fresh), ("chain", chain[0])):
+        row = _row(task, HYPOTHESIS)
+        for other in ("dapo", "lighter"):
+            found = row[f"area_over_{other}"]
+            yield f"hypothesis.{name}.{other}", f"{points(found['difference'])} (p = {found['p']:.2g})"
+        yield f"hypothesis.{name}", points(row["area_over_dapo"]["difference"])
+        yield f"hypothesis.{name}.seeds", str(row["area_over_dapo"]["difference"]["seeds"])
+    arca = _row(fresh, "arca")["area_over_dapo"]["difference"]
+    yield "hypothesis.arca", points(arca)
+    yield "hypothesis.arca.seeds", str(arca["seeds"])
+    yield "bench.adapters", _adapters(fresh["adapters"])
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
     header = ("task", "seeds", "arm", "area − DAPO's, points", "final − DAPO's, points")
     yield "bench.exploration", table(header, explored)
+
+
+def _adapters(table_of: dict[str, Any]) -> str:
+    names = list(next(iter(table_of.values())))
+    header = ("credit", *(f"{name}: AUC" for name in names), *(f"{name}: rank" for name in names[1:]))
+    cells = [
+        [
+            credit,
+            *(f"{of[name]['auc']['mean']:.2f}" for name in names),
+            *(f"{of[name]['rank']['mean']:.2f}" for name in names[1:]),
+        ]
+        for credit, of in table_of.items()
+    ]
+    return table(header, cells)
 
 
 def _task(name: str, tasks: list[dict[str, Any]], of: str, bad: tuple[str, ...]) -> Named:
