@@ -25,8 +25,8 @@ def _bench() -> Named:
         for other in ("dapo", "lighter"):
             found = row[f"area_over_{other}"]
             yield f"hypothesis.{name}.{other}", f"{points(found['difference'])} (p = {found['p']:.2g})"
-        yield f"hypothesis.{name}", points(row["area_over_dapo"]["difference"])
         yield f"hypothesis.{name}.seeds", str(row["area_over_dapo"]["difference"]["seeds"])
+    yield "hypothesis.fork", points(_row(fresh, HYPOTHESIS)["area_over_dapo"]["difference"])
     arca = _row(fresh, "arca")["area_over_dapo"]["difference"]
     yield "hypothesis.arca", points(arca)
     yield "hypothesis.arca.seeds", str(arca["seeds"])
