@@ -33,17 +33,17 @@ def work(model: str, way: str, dtype: str) -> None:
     import torch
 
     from backends.registry import join
-    from backends.torch import backend, loading
+    from backends.torch import backend, create, loading
 
     ranks = join("cpu")
     settings = BackendSettings.of(model, sharding="full", dtype=dtype)
     before = peak_resident()
     whole = patch.object(backend, "load_for_rank", lambda *_: loading.load_policy(settings, torch.device("cpu")))
     if way == "first":
-        engine = backend.create(settings, "cpu", ranks)
+        engine = create(settings, "cpu", ranks)
     else:
         with whole:
-            engine = backend.create(settings, "cpu", ranks)
+            engine = create(settings, "cpu", ranks)
     print(json.dumps({"bytes": peak_resident() - before, "parameters": engine.parameters}), flush=True)
     ranks.barrier()
     ranks.close()

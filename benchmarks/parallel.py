@@ -79,7 +79,7 @@ def work(model: Path, sharding: Sharding, threads: int, steps: int) -> None:
     import torch
 
     from backends.registry import join
-    from backends.torch.backend import create
+    from backends.torch import create
     from backends.torch.sharding import local
 
     torch.set_num_threads(threads)

@@ -232,12 +232,7 @@ class MlxEngine(LocalEngine):
             self.model.update(current)
 
     def _keep_gradient(self) -> Callable[[], None]:
-        before = dict(self.optimizer.gradient)
-
-        def restore() -> None:
-            self.optimizer.gradient = dict(before)
-
-        return restore
+        return self.optimizer.keep_gradient()
 
     def _accumulate(self, sequences: Sequences, objective: Objective) -> float:
         temperature = sequences.temperature

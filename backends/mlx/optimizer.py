@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,15 @@ class MlxAdamW:
             part = part.astype(mx.float32)
             self.gradient[name] = self.gradient[name] + part if name in self.gradient else part
         mx.eval(self.gradient)
+
+    def keep_gradient(self) -> Callable[[], None]:
+        """Copy the present gradient; the result restores it as often as it is called."""
+        before = dict(self.gradient)
+
+        def restore() -> None:
+            self.gradient = dict(before)
+
+        return restore
 
     def step(self, learning_rate: float, scale: float) -> float:
         """Sum the gradient over ranks, scale, clip and apply it, then drop it. Returns its norm before clipping.

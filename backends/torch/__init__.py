@@ -10,6 +10,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-from backends.torch.backend import create, join
+import torch
 
-__all__ = ["create", "join"]
+from backends.collective import SOLO
+from backends.interface import BackendError, Collective, Engine
+from backends.settings import BackendSettings
+from backends.torch.backend import TorchEngine
+from backends.torch.collective import TorchCollective
+
+
+def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
+    """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with one line."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendError(
+            f"backend 'cuda' finds no usable NVIDIA GPU (torch {torch.__version__}); choose --backend cpu, "
+            "or install a CUDA build of torch and check nvidia-smi"
+        )
+    return TorchEngine(settings, name, collective)
+
+
+def join(name: str) -> Collective:
+    """The ranks that were started together with this process."""
+    return TorchCollective(name)

@@ -18,7 +18,6 @@ from backends.interface import (
     BackendError,
     Collective,
     Completions,
-    Engine,
     FileDigests,
     Floats,
     GraphUse,
@@ -37,7 +36,6 @@ from backends.process import default_threads
 from backends.settings import BackendSettings
 from backends.torch import adapters, varlen_attention
 from backends.torch.cache_size import CacheBudget
-from backends.torch.collective import TorchCollective
 from backends.torch.device import add_at, out_of_memory, repeatable
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
@@ -50,22 +48,6 @@ from backends.torch.optimizer import TorchAdamW
 from backends.torch.paged_attention import kernel_fault
 from backends.torch.rollout import TorchRollout
 from backends.torch.sharding import FILLER, DataParallel
-
-
-def create(settings: BackendSettings, name: str, collective: Collective = SOLO) -> Engine:
-    """Load a model onto ``cpu`` or ``cuda``. Raises BackendError with one line."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BackendError(
-            f"backend 'cuda' finds no usable NVIDIA GPU (torch {torch.__version__}); choose --backend cpu, "
-            "or install a CUDA build of torch and check nvidia-smi"
-        )
-    return TorchEngine(settings, name, collective)
-
-
-def join(name: str) -> Collective:
-    """The ranks that were started together with this process."""
-    return TorchCollective(name)
-
 
 # A CPU has no kernel for any of these.
 PAGED = {"cpu": False, "cuda": True}  # keep keys and values in pages

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,43 @@ from backends.collective import SOLO
 from backends.interface import Collective, Learner
 from delta_cli.credit.coefficients import TokenCoefficients
 from delta_cli.credit.corrections import Correction, accepted_tokens, correction_weights, raw_weights
+from delta_cli.credit.surrogate import Totals
 from delta_cli.rewards.judge import JudgeUsage
 from delta_cli.rollout.batch import RolloutBatch
 from delta_cli.runs.metrics import RANK_PHASES
 from delta_cli.runs.observer import Example
-from delta_cli.training.update import ScoredBatch
+
+if TYPE_CHECKING:
+    from delta_cli.training.update import ScoredBatch
+
+
+@dataclass
+class Updates:
+    """What happened in the updates of one batch."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)  # of updates that moved the weights
+    skipped: int = 0
+    nonfinite: int = 0
+    totals: list[Totals] = field(default_factory=list)  # of every update that ran a forward pass
+    probe_logprob_change: float = 0.0  # nats, see metrics
+
+    def record(self) -> dict[str, Any]:
+        """The metrics of the updates."""
+        tokens = max(sum(total.tokens for total in self.totals), 1)
+        return {
+            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
+            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
+            "updates": len(self.norms),
+            "updates_skipped": self.skipped,
+            "nonfinite_updates": self.nonfinite,
+            "clip_fraction": sum(total.closed for total in self.totals) / tokens,
+            "kl_old": sum(total.kl_old for total in self.totals) / tokens,
+            "kl_reference": sum(total.kl_reference for total in self.totals) / tokens,
+            "ratio_gap_first": self.totals[0].ratio_gap if self.totals else None,
+            "ratio_gap": max((total.ratio_gap for total in self.totals), default=0.0),
+            "probe_logprob_change": self.probe_logprob_change,
+        }
 
 
 def describe_batch(batch: RolloutBatch, wanted: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from delta_cli.training.blame import blamed_tokens
 from delta_cli.training.credit_file import open_weight_function
 from delta_cli.training.entropy_bonus import EntropyBonus
 from delta_cli.training.hints import hinted_prompts
+from delta_cli.training.metrics import Updates
 
 
 @dataclass(frozen=True)
@@ -54,35 +55,6 @@ class ScoredBatch:
     scored: Bools  # [N] True: a forward pass computed the scores
     hinted_logprobs: Floats | None = None  # [N], only with method.hint
     hidden_residuals: Floats | None = None  # [N], only with method.hidden_residuals
-
-
-@dataclass
-class Updates:
-    """What happened in the updates of one batch."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)  # of updates that moved the weights
-    skipped: int = 0
-    nonfinite: int = 0
-    totals: list[Totals] = field(default_factory=list)  # of every update that ran a forward pass
-    probe_logprob_change: float = 0.0  # nats, see metrics
-
-    def record(self) -> dict[str, Any]:
-        """The metrics of the updates."""
-        tokens = max(sum(total.tokens for total in self.totals), 1)
-        return {
-            "loss": float(np.mean(self.losses)) if self.losses else 0.0,
-            "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,
-            "updates": len(self.norms),
-            "updates_skipped": self.skipped,
-            "nonfinite_updates": self.nonfinite,
-            "clip_fraction": sum(total.closed for total in self.totals) / tokens,
-            "kl_old": sum(total.kl_old for total in self.totals) / tokens,
-            "kl_reference": sum(total.kl_reference for total in self.totals) / tokens,
-            "ratio_gap_first": self.totals[0].ratio_gap if self.totals else None,
-            "ratio_gap": max((total.ratio_gap for total in self.totals), default=0.0),
-            "probe_logprob_change": self.probe_logprob_change,
-        }
 
 
 class Updater:
