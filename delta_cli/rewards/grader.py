@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from delta_cli.errors import UserError
 from delta_cli.recipe.reward import JudgeSection, Reward, RewardKind
 from delta_cli.rewards.code.sandbox import find_sandbox
 from delta_cli.rewards.judge import JudgeClient, JudgeUsage, check_template
-from delta_cli.rewards.verifiers import quick_verifier, well_formed
+from delta_cli.rewards.math.verdict import quick_verdict
+from delta_cli.rewards.verifiers import verifier, well_formed
 from delta_cli.rewards.worker_pool import GradingRequest, Score, WorkerPool, failure
 
 MODEL_START_SECONDS = 1800.0  # for a worker to load a reward model
@@ -216,6 +217,15 @@ class Grader:
             return Verdict(0.0, False, score.failure or "error: the reward is not finite", void=void)
         added = shaping(self.reward, length, self.max_tokens, score.well_formed)
         return Verdict(score.value + added, score.value >= self._right, None)
+
+
+def quick_verifier(reward: Reward, form: RewardKind) -> Callable[[str, Problem], float | None]:
+    """What needs no worker: a verifier that takes microseconds on a short response, and None if it cannot decide."""
+    if reward.kind == "math" and reward.verifier == "strict":
+        return lambda response, problem: quick_verdict(response, str(problem.answer), problem.question)
+    if reward.kind == "number" or (reward.kind == "format" and reward.pattern is None):
+        return verifier(reward, form)
+    return lambda response, problem: None
 
 
 def shaping(reward: Reward, length: int, max_tokens: int, well_formed: bool) -> float:

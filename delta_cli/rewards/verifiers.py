@@ -19,7 +19,7 @@ from delta_cli.rewards.code.verdict import check_tests, code_blocks, code_reward
 from delta_cli.rewards.math.boxed import closed_boxes
 from delta_cli.rewards.math.external_graders import LENIENT
 from delta_cli.rewards.math.last_number import MARK, last_number, number_reward
-from delta_cli.rewards.math.verdict import math_reward, quick_verdict, warm_up
+from delta_cli.rewards.math.verdict import math_reward, warm_up
 from delta_cli.user_file import load_function
 
 Verifier = Callable[[str, Problem], float]
@@ -68,15 +68,6 @@ def verifier(reward: Reward, form: RewardKind = "math") -> Verifier:
     if kind == "format":
         return lambda response, problem: float(well_formed(response, form))
     return custom(Path(reward.custom_file or ""), reward.custom_function)
-
-
-def quick_verifier(reward: Reward, form: RewardKind) -> Callable[[str, Problem], float | None]:
-    """What needs no worker: a verifier that takes microseconds on a short response, and None if it cannot decide."""
-    if reward.kind == "math" and reward.verifier == "strict":
-        return lambda response, problem: quick_verdict(response, str(problem.answer), problem.question)
-    if reward.kind == "number" or (reward.kind == "format" and reward.pattern is None):
-        return verifier(reward, form)
-    return lambda response, problem: None
 
 
 def _program(reward: Reward, response: str, problem: Problem) -> float:
