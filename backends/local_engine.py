@@ -212,6 +212,11 @@ class LocalEngine(ABC):
 
         return self.recovery.run(lambda: self._accumulate(sequences, objective), restart)
 
+    def add_graph_use(self, used: GraphUse | None) -> None:
+        """Count the graphs of a rollout; None if the device has none."""
+        if used is not None:
+            self.graph_use = (self.graph_use or GraphUse()) + used
+
     def take_graph_use(self) -> GraphUse | None:
         """How rollouts used graphs since the last call."""
         found, self.graph_use = self.graph_use, None

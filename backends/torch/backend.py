@@ -20,7 +20,6 @@ from backends.interface import (
     Completions,
     FileDigests,
     Floats,
-    GraphUse,
     Ids,
     Objective,
     OnFinished,
@@ -36,7 +35,7 @@ from backends.process import default_threads
 from backends.settings import BackendSettings
 from backends.torch import adapters, varlen_attention
 from backends.torch.cache_size import CacheBudget
-from backends.torch.device import add_at, out_of_memory, repeatable
+from backends.torch.device import add_at, explained, out_of_memory, repeatable
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
 from backends.torch.four_bits import numbers
@@ -135,19 +134,15 @@ class TorchEngine(LocalEngine):
             collector=self._collector(request) if request.proxy else None,
         )
         try:
-            return rollout.run()
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise BackendError(
-                "out of memory on a single response, although responses were drawn one at a time in the end; lower "
-                "max_tokens or choose a smaller model"
-            ) from error
+            with explained(
+                "on a single response, although responses were drawn one at a time in the end; lower max_tokens or "
+                "choose a smaller model"
+            ):
+                return rollout.run()
         finally:
             self._cache_tokens = budget.tokens
             self._note_slower_path(rollout.graphs.fault)
-            if (used := rollout.graphs.use()) is not None:
-                self.graph_use = (self.graph_use or GraphUse()) + used
+            self.add_graph_use(rollout.graphs.use())
             self._free_cache()
 
     def _cache_budget(self, request: RolloutRequest) -> CacheBudget:
@@ -161,24 +156,13 @@ class TorchEngine(LocalEngine):
                 )
         memory, row = self.settings.memory, self._policy.head_weight.shape[1] * self._policy.dtype.itemsize
         features = min(memory.feature_bytes, len(request) * request.sampling.max_tokens * row) if request.proxy else 0
-        return CacheBudget(
-            self.settings.rollout_batch,
-            self._cache_tokens,
-            self._paged,
-            self.recovery.tokens,
-            reserved=features,
-            states=1 if request.turns is None else 2,
-        )
+        states, slots = 1 if request.turns is None else 2, self.settings.rollout_batch
+        return CacheBudget(slots, self._cache_tokens, self._paged, self.recovery.tokens, features, states)
 
     def _collector(self, request: RolloutRequest) -> TorchFeatureCollector:
         memory, policy = self.settings.memory, self._policy
-        return TorchFeatureCollector(
-            policy.head_weight.shape[1],
-            policy.dtype,
-            self._device,
-            (memory.feature_bytes, memory.feature_host_bytes),
-            len(request) * request.sampling.max_tokens,
-        )
+        budgets, most = (memory.feature_bytes, memory.feature_host_bytes), len(request) * request.sampling.max_tokens
+        return TorchFeatureCollector(policy.head_weight.shape[1], policy.dtype, self._device, budgets, most)
 
     # ---------------------------------------------------------------------------------- scoring
 
@@ -319,17 +303,13 @@ class TorchEngine(LocalEngine):
     def step(self, learning_rate: float, scale: float = 1.0) -> float:
         self.version += 1
         self._parallel.scatter(self._policy)
-        try:
+        with explained(
+            "in the middle of an update, so the weights are half updated; go on from the last checkpoint with "
+            'update.offload = true or update.moments = "int8", or train adapters (lora)'
+        ):
             norm = self._optimizer.step(learning_rate, scale)
             adapters.renew(self._policy.causal)
-            return norm
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise BackendError(
-                "out of memory in the middle of an update, so the weights are half updated; go on from the last "
-                'checkpoint with update.offload = true or update.moments = "int8", or train adapters (lora)'
-            ) from error
+        return norm
 
     # ----------------------------------------------------------------------------------- keeping
 

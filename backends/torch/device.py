@@ -10,12 +10,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from backends.errors import BackendError
+
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether the allocator failed. CUDA has an error type for it; CPU and pinned memory only have a message."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
         words in str(error) for words in ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     )
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Raise BackendError if memory runs out: the line "out of memory" and ``where``, with what to do about it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise BackendError(f"out of memory {where}") from error
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -23,10 +23,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
-from backends.interface import BackendError, Collective, Sequences
+from backends.interface import Collective, Sequences
 from backends.settings import Sharding
 from backends.torch.collective import TorchCollective
-from backends.torch.device import out_of_memory
+from backends.torch.device import explained
 from backends.torch.model import TorchPolicy, tensors_of
 
 AnyBatch = TypeVar("AnyBatch")
@@ -192,17 +192,13 @@ class DataParallel:
 
     @staticmethod
     def _gather(modules: list[Any]) -> None:
-        try:
+        with explained(
+            "while the whole model was gathered to draw with; lower update.feature_bytes, set update.offload = true, "
+            'or draw with vLLM (engine.kind = "vllm")'
+        ):
             for module in modules:
                 module.set_reshard_after_forward(False, recurse=False)
                 module.unshard()
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise BackendError(
-                "out of memory while the whole model was gathered to draw with; lower update.feature_bytes, set "
-                'update.offload = true, or draw with vLLM (engine.kind = "vllm")'
-            ) from error
 
     def scatter(self, policy: TorchPolicy) -> None:
         """Free the memory of gathered weights, which are stale once their shards have changed."""
