@@ -151,6 +151,7 @@ class Completions:
     entropies: Floats | None = None  # [N] float32, nats
     features: Features | None = None  # of N tokens
     regions: ResponseRegions | None = None  # if the request has turns: ``tokens`` are those that the model wrote
+    versions: Ids | None = None  # [N] of the weights that drew each token; None: ``version`` drew all
 
 
 @dataclass(frozen=True)

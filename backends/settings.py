@@ -175,6 +175,16 @@ class EngineSection(Section):
         "a process of engine.python",
     )
 
+    in_flight: bool = key(
+        False,
+        "vllm: servers load new weights while they draw responses, which may then span versions; needs async_steps",
+    )
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether servers can be given adapters alone."""
+        return self.transfer == "folder" and not self.in_flight
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.kind == "local":
@@ -193,6 +203,10 @@ class EngineSection(Section):
             raise ValueError(
                 "engine.async_steps samples while the trainer works, so they cannot share a GPU; set "
                 "engine.colocated = false or engine.async_steps = 0"
+            )
+        if self.in_flight and not self.async_steps:
+            raise ValueError(
+                "engine.in_flight changes weights while batches are drawn ahead; set engine.async_steps to 1 or more"
             )
         return self
 

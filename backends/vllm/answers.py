@@ -56,12 +56,21 @@ class TokenLogprobs(VllmAnswer):
     token_logprobs: list[LogProbability] = Field(min_length=1)
 
 
+class VersionSpan(VllmAnswer):
+    """The label of the weights that drew the tokens from ``start`` to before ``end``."""
+
+    version: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
 class DrawnChoice(VllmAnswer):
     """A response, with as many log-probabilities as it has tokens."""
 
     token_ids: list[TokenId] = Field(min_length=1)
     logprobs: TokenLogprobs
     finish_reason: str | None = None
+    weight_versions: list[VersionSpan] | None = None
 
 
 class LikeliestLogprobs(VllmAnswer):

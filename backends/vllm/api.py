@@ -25,6 +25,7 @@ from backends.vllm.command import MODEL, check_version, how_to_start
 from backends.vllm.open_connections import CallAborted, OpenConnections
 
 ADAPTER = "delta-adapter"  # the name under which a server gets the trained adapter
+CHANGING = "delta-changing"  # label of weights that are being replaced
 STARTED = "default"  # label of the weights that a server was started with
 CONNECT_SECONDS = 30.0
 ANSWER_BYTES = 2**28  # a longer answer is not read
@@ -52,6 +53,7 @@ class VllmResponse:
 
     tokens: Ids  # [n], n ≥ 1
     logprobs: Floats  # [n] float32
+    versions: Ids  # [n] of the weights that drew each token; empty without updates in flight
 
 
 class VllmApi:
@@ -65,6 +67,8 @@ class VllmApi:
         self._parts = parts
         self._engine = engine
         self.model = model
+        self.changing = False  # it draws nothing, because its weights are being replaced
+        self._versions: dict[str, int] = {}  # of the weights that it was given, by label
 
     # -------------------------------------------------------------------------------- looking
 
@@ -96,7 +100,7 @@ class VllmApi:
     def check_version(self) -> None:
         """Raise BackendError unless the calls of this server's version are known."""
         answer = self._ask("GET", "/version", None, self._engine.stall, answers.VersionAnswer)
-        check_version(answer.version, self.url)
+        check_version(answer.version, self.url, in_flight=self._engine.in_flight)
 
     def find_model(self) -> None:
         """Draw from the first model that the server offers."""
@@ -128,6 +132,8 @@ class VllmApi:
             "stop_token_ids": list(sampling.stop_ids),
             "logprobs": 0,
         }
+        if self._engine.in_flight:
+            request["return_weight_versions"] = True
         if sampling.stop is not None:  # stop strings are looked for in the text of special tokens, too
             request |= {"stop": list(sampling.stop.strings), "skip_special_tokens": False}
         choice = self._complete(request, seconds, answers.DrawnChoice, connections)
@@ -144,13 +150,29 @@ class VllmApi:
             )
         if np.isin(tokens[:-1], sampling.stop_ids).any():
             raise self._malformed("a response went on after the token that ends it")
+        versions = self._token_versions(choice) if self._engine.in_flight else np.zeros(0, np.int64)
         if sampling.stop is not None:  # vLLM's decoder may find the string a token later than the trainer's
             end = next((n for n in range(1, len(tokens) + 1) if sampling.ends(tokens[:n])), len(tokens))
-            tokens, logprobs = tokens[:end], logprobs[:end]
+            tokens, logprobs, versions = tokens[:end], logprobs[:end], versions[:end]
         if len(tokens) < sampling.max_tokens and not sampling.ends(tokens):
             reason = answers.shown(choice.finish_reason)
             raise self._malformed(f"a response broke off after {len(tokens)} tokens (finish_reason {reason})")
-        return VllmResponse(tokens, logprobs)
+        return VllmResponse(tokens, logprobs, versions)
+
+    def _token_versions(self, choice: answers.DrawnChoice) -> Ids:
+        """The version of the weights that drew each token [n]. Raises ServerError if one is none that it was given."""
+        found: list[int] = []
+        for span in choice.weight_versions or ():
+            if span.version not in self._versions:
+                raise self._malformed(f"tokens come from weights labelled '{answers.shown(span.version)}'")
+            if span.start != len(found) or span.end < span.start:
+                raise self._malformed(f"field choices[0].weight_versions has a gap before token {span.start}")
+            found += [self._versions[span.version]] * (min(span.end, len(choice.token_ids)) - span.start)
+        if len(found) != len(choice.token_ids):
+            raise self._malformed(
+                f"field choices[0].weight_versions covers {len(found)} of {len(choice.token_ids)} tokens"
+            )
+        return np.array(found, np.int64)
 
     def score(self, ids: Ids) -> Floats:
         """Log-probabilities [n − 1] of all ids but the first, at temperature 1, under the server's present weights."""
@@ -209,11 +231,16 @@ class VllmApi:
     def load(self, folder: Path, adapter: bool, label: str, send: Callable[[Path], None] | None = None) -> None:
         """Take new weights, a whole model or an adapter, and remember them under a label.
 
-        Requests under way are finished first, with the former weights. ``send`` brings a folder's weights to a server
+        Requests under way are finished first, with the former weights; with ``engine.in_flight`` they wait, and go on
+        with the new weights. ``send`` brings a folder's weights to a server
         that cannot read it.
         """
-        self._control("/pause?mode=wait")
+        in_flight = self._engine.in_flight
+        self._control("/pause?mode=keep" if in_flight else "/pause?mode=wait")
+        self.changing = True
         try:
+            if in_flight:  # what is drawn after a failed load must not count as drawn from the former weights
+                self._tell("/update_weight_version", {"new_version": CHANGING}, self._engine.stall)
             if adapter:
                 place = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
                 self._tell("/v1/load_lora_adapter", place, self._engine.deadline)
@@ -222,16 +249,19 @@ class VllmApi:
             else:
                 order = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
                 self._tell("/collective_rpc", order, self._engine.deadline)
-            if not self._control("/reset_prefix_cache").success:
+            # Requests that were kept compute their keys and values again, with the new weights.
+            if not self._control(f"/reset_prefix_cache{'?reset_running_requests=true' if in_flight else ''}").success:
                 raise ServerError(f"{self.url}: the prefix cache, computed with the former weights, was not emptied")
             self.set_label(label)
         finally:
+            self.changing = False
             self._control("/resume")
         if adapter:
             self.model = ADAPTER
 
     def set_label(self, label: str) -> None:
         """Remember the present weights under a label. The server forgets it when it is started again."""
+        self._versions[label] = int(label.rpartition("-")[2])
         self._tell("/update_weight_version", {"new_version": label}, self._engine.stall)
 
     def label(self) -> str:

@@ -11,6 +11,7 @@ from backends.interface import BackendError
 from backends.settings import EngineSection
 
 SUPPORTED = ((0, 32), (0, 33))  # vLLM's calls change between minor versions
+VERSION_SPANS = (0, 33)  # the first that says which weights drew each token
 MODEL = "delta"  # the name under which a launched server offers its model
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that a server can reserve room for
 
@@ -75,12 +76,18 @@ def how_to_start() -> str:
     return " ".join([*(f"{name}={value}" for name, value in ENVIRONMENT.items()), "--logprobs-mode processed_logprobs"])
 
 
-def check_version(version: str, where: str) -> None:
-    """Raise BackendError unless the calls of this version of vLLM are known."""
+def check_version(version: str, where: str, *, in_flight: bool = False) -> None:
+    """Raise BackendError unless the calls of this version of vLLM are known, and suffice for updates in flight."""
     found = re.match(r"(\d+)\.(\d+)\b", version)
     if found is None or (int(found[1]), int(found[2])) not in SUPPORTED:
         known = [".".join(map(str, numbers)) for numbers in SUPPORTED]
         raise BackendError(
             f"{where} is vLLM {version[:40]}, but only the calls of vLLM {' and '.join(known)} are known; install "
             f"vllm=={known[0]}.* in its environment"
+        )
+    if in_flight and (int(found[1]), int(found[2])) < VERSION_SPANS:
+        needed = ".".join(map(str, VERSION_SPANS))
+        raise BackendError(
+            f"{where} is vLLM {version[:40]}, which does not say which weights drew a token; engine.in_flight needs "
+            f"vLLM {needed}: install vllm=={needed}.*, or set engine.in_flight = false"
         )

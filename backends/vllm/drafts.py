@@ -38,6 +38,7 @@ class ResponseDraft:
         self._ids: list[Ids] = []
         self._own: list[Bools] = []
         self._logprobs: list[Floats] = []
+        self._versions: list[Ids] = []
 
     @property
     def region(self) -> Ids:
@@ -55,6 +56,11 @@ class ResponseDraft:
         return np.concatenate([np.zeros(0, np.float32), *self._logprobs])
 
     @property
+    def versions(self) -> Ids:
+        """The version of the weights that drew each of the model's ids; empty without updates in flight."""
+        return np.concatenate([np.zeros(0, np.int64), *self._versions])
+
+    @property
     def request(self) -> TurnRequest:
         """The next turn. Its noise is a function of the rollout's seed, the response's row and the turn's number."""
         region = self.region
@@ -70,6 +76,7 @@ class ResponseDraft:
         self._ids.append(drawn.tokens)
         self._own.append(np.ones(len(drawn.tokens), bool))
         self._logprobs.append(drawn.logprobs)
+        self._versions.append(drawn.versions)
         self.servers.add(server)
         self.turns += 1
         return self.sampling.ends(drawn.tokens)

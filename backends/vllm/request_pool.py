@@ -253,6 +253,8 @@ class _Pool:
         now = time.monotonic()
         for number, lane in enumerate(self._lanes):
             begun = list(lane.open.values())
+            if lane.api.changing:
+                lane.alive_at = now
             if lane.stop.is_set() or not begun:
                 continue
             limit = self._engine.stall if lane.counts else self._patience()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -73,6 +74,7 @@ class VllmSampler:
         self._log = log or Path(os.devnull)  # of the processes that send weights
         self._weights: PublishedWeights | None = None
         self._restarts = 0
+        self._changes = threading.RLock()  # of weights, against a rollout that looks which server has which
         self._name = f"delta-{os.urandom(4).hex()}"  # of this sampler, in labels of weights
 
     def connect(self, model: str | None = None) -> None:
@@ -108,7 +110,14 @@ class VllmSampler:
     # -------------------------------------------------------------------------------- weights
 
     def load_weights(self, weights: PublishedWeights) -> None:
-        """Draw from these weights from now on, and prove of every server that it does."""
+        """Draw from these weights from now on, and prove of every server that it does.
+
+        With ``engine.in_flight`` another thread may be inside ``rollout``; what it draws from now on is theirs, too.
+        """
+        with self._changes:
+            self._load_weights(weights)
+
+    def _load_weights(self, weights: PublishedWeights) -> None:
         if weights.version == self.version:
             return
         if weights.folder is None or weights.probe is None:
@@ -173,9 +182,11 @@ class VllmSampler:
         drafts = drafts_of(request)
         reason = ""
         for _ in range(ROUNDS):
-            self._on_first(partial(self._revive, reason, request.interrupt))
+            with self._changes:
+                self._on_first(partial(self._revive, reason, request.interrupt))
+                used = [server for server in self._servers if server.version == self.version]
             missing = [draft for draft in drafts if not draft.finished]
-            reason = self._draw(missing, request, on_finished or _ignore)
+            reason = self._draw(used, missing, request, on_finished or _ignore)
             left = sum(not draft.finished for draft in drafts)
             if sum(self._ranks.gather(left)) == 0:
                 break
@@ -188,12 +199,17 @@ class VllmSampler:
         self._rest()
         return self._completions(request, drafts)
 
-    def _draw(self, missing: Sequence[ResponseDraft], request: RolloutRequest, report: OnFinished) -> str:
+    def _draw(
+        self,
+        used: Sequence[VllmServer],
+        missing: Sequence[ResponseDraft],
+        request: RolloutRequest,
+        report: OnFinished,
+    ) -> str:
         """One round, with servers that hold the newest weights; why any draft was not finished or was started over.
 
         Raises the exception of any rank.
         """
-        used = [server for server in self._servers if server.version == self.version]
         lost: dict[int, str] = {}
         failure: Exception | None = None
         try:
@@ -204,9 +220,11 @@ class VllmSampler:
         if failure := failure or next((error for _, error in rounds if error is not None), None):
             raise failure
         lost = {number: why for part, _ in rounds for number, why in part.items()}
-        doubts = self._doubts(used, lost)
+        with self._changes:
+            doubts = self._doubts(used, lost)
+            for number in doubts | lost:
+                used[number].lose()
         for number, why in (doubts | lost).items():
-            used[number].lose()
             then = "its responses are drawn again" if number in doubts else "its requests go to another server"
             self._notice(f"{why}; {then}")
         for draft in missing:
@@ -309,12 +327,14 @@ class VllmSampler:
         logprobs = np.concatenate([np.zeros(0, np.float32), *(draft.logprobs for draft in drafts)])
         if request.sampling.truncates:  # vLLM's are those of the truncated distribution, which is not the policy's
             logprobs = np.full_like(logprobs, np.nan)
+        versions = np.concatenate([draft.versions for draft in drafts]) if self.engine.in_flight else None
         return Completions(
             tokens=regions.own_tokens,
             starts=regions.own_starts,
             logprobs=logprobs,
             truncated=np.array([draft.truncated for draft in drafts], dtype=bool),
-            version=self.version,
+            version=self.version if versions is None else int(versions.min(initial=self.version)),
+            versions=versions,
             regions=None if request.turns is None else regions,
         )
 

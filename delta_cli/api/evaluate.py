@@ -163,7 +163,7 @@ def engine_section(reference: CheckpointReference, engine: str | None, python: s
         raise UserError(f"--engine {engine}: choose local, vllm, or http://host:port of a running server")
     own = {} if reference.recipe is None else reference.recipe.engine.model_dump(exclude_defaults=True)
     try:
-        return EngineSection(**(own | {"colocated": False, "async_steps": 0} | changes))
+        return EngineSection(**(own | {"colocated": False, "async_steps": 0, "in_flight": False} | changes))
     except ValidationError as error:
         raise UserError(f"--engine: {error.errors()[0]['msg']}") from error
 

@@ -200,7 +200,7 @@ def _collectives(request: PlanRequest, scoring: float, updating: float) -> StepP
 def _sync(request: PlanRequest) -> StepPhase:
     """New weights for whoever draws."""
     spread, recipe = request.layout, request.recipe
-    if recipe.model.published_adapters and request.engine == "vllm" and recipe.engine.transfer == "folder":
+    if recipe.model.published_adapters and request.engine == "vllm" and recipe.engine.takes_adapters:
         files = 2 * FLOAT * trained(recipe, request.shape) / assumptions.DISK
         return StepPhase("weight sync", files, "adapters written and read")
     gather = 0.0

@@ -17,5 +17,5 @@ def backend_settings(recipe: Recipe) -> BackendSettings:
         threads=recipe.run.threads,
         deterministic=recipe.run.deterministic,
         keep_reference=recipe.update.kl_coefficient > 0 or recipe.method.hidden_residuals,
-        publish_adapters=recipe.engine.transfer == "folder",
+        publish_adapters=recipe.engine.takes_adapters,
     )

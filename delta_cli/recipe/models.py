@@ -280,6 +280,11 @@ class Recipe(Section):
                 "reward.group needs all responses to a prompt at once, and episodes of verifiers are graded singly; "
                 "remove it"
             )
+        if self.environment.kind == "verifiers" and self.engine.in_flight:
+            raise ValueError(
+                "engine.in_flight needs the version of every token, which episodes of verifiers do not keep; set "
+                "engine.in_flight = false"
+            )
         if any(reward.kind == "environment" for reward in self.rewards) and not self.environment.used:
             raise ValueError('reward.kind = "environment" is the reward of an environment; add [environment]')
         if self.update.old_logprobs == "rollout" and (

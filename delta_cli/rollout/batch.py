@@ -51,7 +51,8 @@ class RolloutBatch:
     verdicts: tuple[Verdict, ...]  # R
     truncated: Bools  # [R] True: reached the length limit
     engine_logprobs: Floats  # [N] float32, from the sampler
-    version: int = 0  # of the weights that sampled it
+    version: int = 0  # of the weights that sampled it, the oldest if there were several
+    token_versions: Ids | None = None  # [N] of the weights that sampled each token; None: ``version`` sampled all
     engine_entropies: Floats | None = None  # [N] float32, nats; None if the sampler does not return entropies
     features: LocalFeatures | None = None  # None if the sampler did not keep them
     draws: int = 1  # batches of prompts sampled to fill it
@@ -145,6 +146,7 @@ class RolloutBatch:
             truncated=self.truncated[rows],
             engine_logprobs=self.engine_logprobs[index],
             engine_entropies=None if self.engine_entropies is None else self.engine_entropies[index],
+            token_versions=None if self.token_versions is None else self.token_versions[index],
             features=None if self.features is None else self.features.select(rows, self.sequences.lengths),
             episodes=None if self.episodes is None else tuple(self.episodes[row] for row in rows),
         )
@@ -175,6 +177,7 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         temperature=batches[0].sequences.temperature,
         regions=joined_regions(regions) if len(regions) == len(batches) else None,
     )
+    versions = [batch.token_versions for batch in batches if batch.token_versions is not None]
     entropies = [batch.engine_entropies for batch in batches if batch.engine_entropies is not None]
     return RolloutBatch(
         problems=tuple(problem for batch in batches for problem in batch.problems),
@@ -184,6 +187,7 @@ def join(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         truncated=np.concatenate([batch.truncated for batch in batches]),
         engine_logprobs=np.concatenate([batch.engine_logprobs for batch in batches]),
         version=min(batch.version for batch in batches),
+        token_versions=np.concatenate(versions) if len(versions) == len(batches) else None,
         engine_entropies=np.concatenate(entropies) if len(entropies) == len(batches) else None,
         features=_joined_features(batches),
         draws=sum(batch.draws for batch in batches),

@@ -70,6 +70,8 @@ class BatchCollector:
         self.most_ahead = recipe.engine.async_steps
         self._drawing = ThreadPoolExecutor(1, "async rollout") if self.most_ahead else None
         self._grading = ThreadPoolExecutor(self.most_ahead, "async rewards") if self.most_ahead else None
+        self._in_flight = ThreadPoolExecutor(1, "in-flight weights") if recipe.engine.in_flight else None
+        self._loading: Future[None] | None = None  # the last load of weights in flight
         self._ahead: deque[AheadBatch] = deque()
         self._taken: tuple[int, RolloutBatch] | None = None  # the last batch that was taken, and its step
         self._draws = 0  # batches of prompts used by what was drawn so far; only the drawing thread uses it
@@ -118,8 +120,19 @@ class BatchCollector:
         drawn = self._drawing.submit(self._draw_ahead, step, weights, clock, self._order)
         self._ahead.append(AheadBatch(step, drawn, self._grading.submit(self._grade_ahead, drawn, clock)))
 
+    def load_in_flight(self, publish: Callable[[], PublishedWeights | None]) -> None:
+        """Give the sampler new weights while it draws, if the recipe says so. Those before them are loaded first."""
+        if self._in_flight is None:
+            return
+        if self._loading is not None:
+            self._loading.result()
+        if (weights := publish()) is not None:
+            self._loading = self._in_flight.submit(self._worker.sampler.load_weights, weights)
+
     def wait_until_idle(self) -> None:
-        """Wait until nothing is being drawn ahead."""
+        """Wait until nothing is being drawn ahead, and no weights are being loaded."""
+        if self._loading is not None:
+            self._loading.result()
         wait([each.drawn for each in self._ahead])
 
     def close(self) -> None:
@@ -132,7 +145,7 @@ class BatchCollector:
         alone = self._worker.ranks.size == 1
         if not alone:
             wait([each.graded for each in self._ahead], CLOSE_SECONDS)
-        for pool in (self._drawing, self._grading):
+        for pool in (self._drawing, self._grading, self._in_flight):
             if pool is not None:
                 pool.shutdown(wait=alone, cancel_futures=alone)
 
@@ -190,6 +203,9 @@ class BatchCollector:
             on_all_ranks(self._worker.ranks, goes_on)
 
         check_stop()
+        if self._loading is not None:
+            with clock.phase("rollout"):
+                self._loading.result()
         if weights is not None:
             with clock.phase("rollout"):
                 self._worker.sampler.load_weights(weights)

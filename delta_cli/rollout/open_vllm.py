@@ -31,7 +31,9 @@ def open_training_servers(
     refuse_unreachable(engine, ranks)
     with ExitStack() as stack:
         bytes_needed = learner.parameters * (2 if recipe.model.dtype != "float32" else 4)
-        bytes_needed *= max(engine.async_steps, 1)  # a folder for each version that waits to be loaded
+        bytes_needed *= (
+            max(engine.async_steps, 1) + engine.in_flight
+        )  # a folder for each version that waits to be loaded
         inbox = from_first(ranks, _inbox(recipe, run_dir, bytes_needed, stack) if ranks.rank == 0 else None)
         longest = max(recipe.rollout.max_tokens, recipe.evaluation.max_tokens or 0)
         lora = _published_adapters(recipe)
@@ -91,6 +93,11 @@ def refuse_unreachable(engine: EngineSection, ranks: Collective) -> None:
 
     Weights are published by the first rank: without engine.inbox in its machine's memory or on its disk.
     """
+    if engine.in_flight and ranks.size > 1:
+        raise UserError(
+            f"engine.in_flight works with one training process, and there are {ranks.size}; set "
+            "engine.in_flight = false"
+        )
     hosts = {url: urlsplit(url).hostname or "" for url in engine.url}
     machines = ranks.gather(_machine())
     elsewhere = sum(machine != machines[0] for machine in machines)
@@ -143,8 +150,8 @@ def _is_here(host: str) -> bool:
 
 
 def _published_adapters(recipe: Recipe) -> Lora | None:
-    """The adapters that servers get alone; None if they get the whole model, as they do over NCCL."""
-    return recipe.model.published_adapters if recipe.engine.transfer == "folder" else None
+    """The adapters that servers get alone; None if they get the whole model, as they do over NCCL or in flight."""
+    return recipe.model.published_adapters if recipe.engine.takes_adapters else None
 
 
 def _inbox(recipe: Recipe, run_dir: Path, size: int, stack: ExitStack) -> Path:

@@ -53,6 +53,8 @@ def save(folder: Path, batches: Sequence[RolloutBatch], problems: Sequence[Probl
             f"{number} truncated": batch.truncated,
             f"{number} logprobs": batch.engine_logprobs,
         }
+        if batch.token_versions is not None:
+            arrays[f"{number} token_staleness"] = version - batch.token_versions
         if batch.engine_entropies is not None:
             arrays[f"{number} entropies"] = batch.engine_entropies
         if (regions := sequences.regions) is not None:
@@ -78,6 +80,7 @@ def _batch(number: int, record: dict[str, Any], arrays: Any, problems: Sequence[
     places = record.get("prompt_of_response", [row // samples for row in range(len(verdicts))])
     parts = {name: arrays.get(f"{number} region {name}") for name in ("ids", "own", "starts")}
     episodes = record.get("episodes")
+    staleness = arrays.get(f"{number} token_staleness")
     return RolloutBatch(
         problems=tuple(problems[place] for place in record["problems"]),
         sequences=Sequences(
@@ -92,6 +95,7 @@ def _batch(number: int, record: dict[str, Any], arrays: Any, problems: Sequence[
         truncated=arrays[f"{number} truncated"],
         engine_logprobs=arrays[f"{number} logprobs"],
         version=version - record["staleness"],
+        token_versions=None if staleness is None else version - staleness,
         engine_entropies=arrays.get(f"{number} entropies"),
         draws=record["draws"],
         episodes=None if episodes is None else tuple(Episode(**episode) for episode in episodes),

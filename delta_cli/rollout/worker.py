@@ -87,6 +87,7 @@ class PendingRollout:
             truncated=completions.truncated,
             engine_logprobs=completions.logprobs,
             version=completions.version,
+            token_versions=completions.versions,
             engine_entropies=completions.entropies,
             features=None if completions.features is None else LocalFeatures(self.rows, completions.features),
             episodes=episodes,

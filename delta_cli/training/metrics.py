@@ -55,6 +55,14 @@ class Updates:
         }
 
 
+def describe_staleness(batch: RolloutBatch, version: int) -> dict[str, Any]:
+    """How many updates before ``version`` the batch was drawn; if that differs by token, of the oldest and the mean."""
+    found: dict[str, Any] = {"staleness": version - batch.version}
+    if batch.token_versions is not None:
+        found["staleness_mean"] = mean(version - batch.token_versions)
+    return found
+
+
 def describe_batch(batch: RolloutBatch, wanted: int) -> dict[str, Any]:
     """Metrics of the responses to a batch of ``wanted`` prompts."""
     lengths, counted = batch.sequences.lengths, ~batch.failed

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -97,8 +98,15 @@ def rollout_records(
             "advantage": float(scored.advantages[row]),
             "truncated": bool(batch.truncated[row]),
             **({} if staleness is None else {"staleness": staleness}),
+            **({} if batch.token_versions is None else {"weight_versions": _spans(batch.token_versions[first:last])}),
             **_episode(batch, row),
         } | {name: np.round(np.asarray(values[first:last], np.float64), 6).tolist() for name, values in columns.items()}
+
+
+def _spans(versions: Ids) -> list[JsonObject]:
+    """Which weights drew the tokens from ``start`` to before ``end``, in vLLM's form."""
+    bounds = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
+    return [{"version": int(versions[start]), "start": start, "end": end} for start, end in pairwise(bounds)]
 
 
 def _episode(batch: RolloutBatch, row: int) -> JsonObject:

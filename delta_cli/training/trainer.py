@@ -37,6 +37,7 @@ from delta_cli.training.metrics import (
     describe_process,
     describe_ranks,
     describe_scores,
+    describe_staleness,
     first_examples,
 )
 from delta_cli.training.rollout_records import RolloutRecorder
@@ -147,7 +148,7 @@ class Trainer:
         number = self.state.step  # steps done before this one
         batch, waited = self._collect(number)
         self._notice_slower_path()
-        staleness = self.learner.version - batch.version
+        staleness = describe_staleness(batch, self.learner.version)
         with self.clock.phase("score"):
             self.observer.phase("score")
             scored = self.updater.score(batch)
@@ -159,7 +160,7 @@ class Trainer:
             updates = self.updater.update(scored, coefficients, number)
             if not self.recipe.engine.async_steps:
                 self._publish()
-
+            self.collector.load_in_flight(lambda: self._new_weights(slot=number + 1))
         self.state = replace(self.state, step=number + 1, draws=self.state.draws + batch.draws)
         self.collector.used(batch)
         record: JsonObject = {"step": number + 1} | describe_batch(batch, self.recipe.rollout.prompts)
@@ -169,7 +170,7 @@ class Trainer:
         if self.updater.weighs_tokens:
             advantages = np.repeat(scored.advantages, batch.sequences.lengths)
             record |= describe_coefficients(coefficients, advantages, self.updater.method.credit == "delta")
-        record |= {"staleness": staleness} | ({} if waited is None else {"seconds_waited": waited})
+        record |= staleness | ({} if waited is None else {"seconds_waited": waited})
         record |= updates.record() | self.updater.entropy.record()
         record |= {"learning_rate": self.recipe.update.rate(number, self.recipe.run.steps)}
         stopped = False
@@ -210,7 +211,7 @@ class Trainer:
         which ``slot`` chooses.
         """
         self._published = self.learner.version
-        inbox, ahead = self.worker.sampler.inbox, self.collector.most_ahead
+        inbox, ahead = self.worker.sampler.inbox, self.collector.most_ahead + self.recipe.engine.in_flight
         if (self._sent if ahead else self.worker.sampler.version) == self.learner.version:
             return None
         self._sent = self.learner.version

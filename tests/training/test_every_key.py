@@ -90,7 +90,7 @@ ALONE = {
     "model.load_in_4bit",
     # the section [environment] is passed whole, and its keys act in tests/training/test_episodes.py
     *(f"environment.{name}" for name in Recipe.model_fields["environment"].default.model_dump()),
-    # engine.async_steps draws in tests/vllm/test_training.py
+    # engine.async_steps draws in tests/vllm/test_training.py, engine.in_flight in tests/vllm/test_in_flight.py
     *(f"engine.{name}" for name in Recipe.model_fields["engine"].default.model_dump()),
 }
 

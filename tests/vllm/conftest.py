@@ -15,7 +15,7 @@ from backends.interface import Completions, Engine, RolloutRequest, Sampling
 from backends.settings import BackendSettings, EngineSection
 from backends.vllm import VllmSampler
 from tests.conformance.tiny_model import EOS, VOCAB, write_model
-from tests.vllm.server import TestServer, serving
+from tests.vllm.server import VERSION, TestServer, serving
 
 PROMPTS = (np.array([5, 6, 7, 8]), np.array([21]), np.array([3, EOS, 9]))
 SAMPLING = Sampling(max_tokens=8, stop_ids=(EOS, 11), samples=3, seed=4, temperature=0.7)
@@ -70,8 +70,8 @@ def connect(model: Path, tmp_path: Path) -> Iterator[Connect]:
 
     with ExitStack() as stack:
 
-        def make(servers: int = 1, **changes: Any) -> Pair:
-            started = [stack.enter_context(serving(model)) for _ in range(servers)]
+        def make(servers: int = 1, version: str = VERSION, **changes: Any) -> Pair:
+            started = [stack.enter_context(serving(model, version=version)) for _ in range(servers)]
             engine = engine_at(*(url for _, url in started), **changes)
             notices: list[str] = []
             sampler = VllmSampler(

@@ -83,6 +83,8 @@ class TestServer:
         self.label = STARTED
         self.made = 0.0  # tokens
         self.http: ThreadingHTTPServer | None = None
+        self.before_token: Callable[[int], None] = lambda drawn: None  # of a response of so many tokens
+        self.labels_drawn: set[str] = set()
         self.receiver: Any = None  # of weights that are sent to it
         self.engine = self._load(self.model)
 
@@ -97,8 +99,12 @@ class TestServer:
 
     def answer(self, route: str, query: str, body: JsonBody) -> tuple[int, Any]:
         """Status and body."""
+        if body.get("return_weight_versions"):
+            from tests.vllm.in_flight import complete_by_token
+
+            return 200, {"choices": [complete_by_token(self, body)]}
         with self.lock:
-            self.seen.append(route)
+            self.seen.append(route + (f"?{query}" if "keep" in query or "running" in query else ""))
             if route in ("/health", PAUSE, RESUME, "/sleep", "/wake_up", "/reset_prefix_cache"):
                 self.paused = {PAUSE: True, RESUME: False}.get(route, self.paused)
                 self.asleep = {"/sleep": True, "/wake_up": False}.get(route, self.asleep)
