@@ -97,11 +97,15 @@ class _Watch(TorchDispatchMode):
 
 @contextlib.contextmanager
 def watched_steps() -> Iterator[set[str]]:
-    """Inside, collects the operations of a decoding step in torch that would wait for a GPU."""
+    """Inside, collects the operations of the last decoding step in torch that would wait for a GPU.
+
+    The first one may wait, as Gemma 3n's does: a step is recorded when its shape comes a second time.
+    """
     found: set[str] = set()
     plain = Decoder._forward
 
     def forward(*args: Any) -> Any:
+        found.clear()
         with _Watch(found):
             return plain(*args)
 
@@ -115,7 +119,7 @@ def _score_and_draw(engine: Engine, sequences: Sequences, known: Floats, apart: 
     prompts = (sequences.prompts[0], sequences.tokens[:7])
     with watched_steps() as waits:
         drawn = engine.rollout(RolloutRequest(prompts, Sampling(max_tokens=8, stop_ids=(), samples=2)))
-    assert not waits, "CUDA graphs cannot record a step that waits for the device"
+    assert not waits, f"CUDA graphs cannot record a step that waits for the device in {sorted(waits)}"
     repeated = tuple(prompt for prompt in prompts for _ in range(2))
     scored = engine.score(Sequences(repeated, drawn.tokens, drawn.starts)).logprobs
     np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=OWN)
