@@ -60,7 +60,6 @@ METRICS: dict[str, Metric] = {
     "staleness": Metric(
         "updates", "of the weights since the batch was drawn; more than 0 with engine.async_steps", "0"
     ),
-    "staleness_mean": Metric("updates", "mean over the tokens, with engine.in_flight; staleness is the oldest's", "0"),
     "loss": Metric("", "mean over the updates; 0 at the first on a batch by construction: watch the reward"),
     "grad_norm": Metric("", "mean over the updates, before clipping", "finite, above 0"),
     "learning_rate": Metric("", "of the step"),
@@ -139,6 +138,7 @@ OPTION_METRICS = {
         "share", "with [correction]: tokens that it rejects or whose weight it bounds", "below 0.2"
     ),
     "entropy_coefficient": Metric("", "with an entropy bonus: its weight"),
+    "staleness_mean": Metric("updates", "with engine.in_flight: mean over the tokens; staleness is the oldest's", "0"),
 }
 CURRICULUM_METRICS = {
     "pass_rate_drawn": Metric(

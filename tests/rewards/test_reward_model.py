@@ -96,6 +96,7 @@ def graded(grader: Grader, responses: Sequence[str]) -> list[Verdict]:
     return [future.result(timeout=120) for future in futures]
 
 
+@pytest.mark.long
 def test_a_chat_that_is_too_long_has_no_verdict(model: Path, tmp_path: Path) -> None:
     """In a process of its own; the other responses of the group have their scores."""
     folder = write_reward_model(tmp_path / "rm", model)

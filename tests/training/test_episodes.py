@@ -325,7 +325,7 @@ def test_limits_end_episodes(tmp_path: Path) -> None:
     [
         ({"environment__kind": None, "environment__file": "calculator"}, "needs environment.kind"),
         ({"environment__file": None}, "needs environment.file"),
-        ({"environment__file": "game"}, "neither FILE.py:NAME nor shipped"),
+        ({"environment__file": "game"}, "neither of the form FILE.py:NAME nor shipped"),
         ({"environment__kind": "tools", "environment__file": None}, "needs environment.tools"),
         ({"environment__tools": ["calculator"]}, 'for environment.kind = "tools"'),
         ({"environment__kind": None, "environment__file": None, "reward__kind": "environment"}, r"add \[environment\]"),
