@@ -132,7 +132,7 @@ def test_episodes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     repeated = tuple(prompt for prompt in prompts for _ in range(4))
     scored = engine.score(Sequences(repeated, first.tokens, first.starts, regions=first.regions)).logprobs
     for drawn in found:
-        np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(drawn.logprobs, scored, rtol=0, atol=3e-5)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

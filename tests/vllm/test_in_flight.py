@@ -135,7 +135,9 @@ def test_a_run_records_the_version_of_every_token(tmp_path: Path, monkeypatch: p
     assert kept, "no batch waited in a checkpoint"
     records = list(read_lines(RunFolder(tmp_path / "run").metrics))
     second = [row["weight_versions"] for row in read_lines(RunFolder(tmp_path / "run").rollout_file(2))]
-    assert all([span["version"] for span in spans] == [0, records[0]["updates"]][: len(spans)] for spans in second)
+    newer = records[0]["updates"]
+    for spans in second:  # a response that the server begins late is drawn by the newer weights alone
+        assert [span["version"] for span in spans] in ([0], [0, newer], [newer])
     assert any(len(spans) > 1 for spans in second)
     updates = np.cumsum([0, *(record["updates"] for record in records)])
     for step, record in enumerate(records):
