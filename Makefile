@@ -4,6 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # --no-compile: pip would compile every module of every package, 46 of its 74 processor seconds; few are ever imported.
+# Those few are compiled when they are first imported, also on machines that tell Python to write no bytecode: without it
+# every process of the tests compiles PyTorch and transformers again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 FRAMEWORK := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),mlx,torch)
 

@@ -23,6 +23,7 @@ from common import show, write
 
 ROOT = Path(__file__).parents[1]
 STUDY = "--grid update.learning_rate=2e-4,5e-4,1e-3,2e-3 --seeds 3 --set run.steps=5"
+NOT_A_NEWCOMERS = {"PYTHONPATH", "OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"}
 STEPS = {  # what a person wants, and what they type
     "clone to better policy": f"git clone -q {ROOT} delta && cd delta && make quickstart",
     "own .jsonl to first step": "cd delta && .venv/bin/delta init --data my.jsonl --model tiny-base && "
@@ -34,7 +35,7 @@ STEPS = {  # what a person wants, and what they type
 
 def newcomer(folder: Path) -> list[dict[str, object]]:
     """Type each command in turn; the row says how long it took and at what load."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    environment = {key: value for key, value in os.environ.items() if key not in NOT_A_NEWCOMERS}
     rows: list[dict[str, object]] = []
     for name, command in STEPS.items():
         if (folder / "delta").is_dir():
