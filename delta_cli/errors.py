@@ -24,6 +24,17 @@ def delta_command(*words: object) -> str:
     return shlex.join(["delta", *map(str, words)])
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def typed_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message, as tracebacks end."""
+    line = first_line(error)
+    return line if line == type(error).__name__ else f"{type(error).__name__}: {line[:300]}"
+
+
 def _shortened(text: str, longest: int) -> str:
     """The text without its middle, where it is longer."""
     half = (longest - 5) // 2

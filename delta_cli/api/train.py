@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from delta_cli.api.resume import recipe_of_run
 from delta_cli.api.run import Run
 from delta_cli.errors import Interrupted, UserError
 from delta_cli.recipe import Recipe, load_recipe, parse_recipe
+from delta_cli.recipe.loading import merge, nested
 from delta_cli.reporting.console import DisplayMode, console_observer
 from delta_cli.reporting.trackers import with_tracking
 from delta_cli.runs import RUNS
@@ -103,8 +105,9 @@ def _chosen(
             raise UserError("resume=True continues the run in a folder; give it, as in folder='runs/quickstart-1'")
         return Path(folder), recipe_of_run(Path(folder), None, (), over)
     if isinstance(recipe, Recipe | Mapping):
-        table = recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
-        loaded, name = parse_recipe(_merged(table, over), "the recipe"), "run"
+        table = recipe.model_dump() if isinstance(recipe, Recipe) else deepcopy(dict(recipe))
+        merge(table, over)
+        loaded, name = parse_recipe(table, "the recipe"), "run"
     else:
         loaded, name = load_recipe(Path(recipe), over=over), Path(recipe).stem
     return (next_folder(RUNS, name) if folder is None else Path(folder)), loaded
@@ -114,16 +117,5 @@ def _table(changes: Changes) -> dict[str, Any]:
     """The changes as nested tables: ``{"run.steps": 3}`` is ``{"run": {"steps": 3}}``."""
     table: dict[str, Any] = {}
     for name, value in changes.items():
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        table = _merged(table, value)
+        merge(table, nested(name.split("."), deepcopy(value)))
     return table
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Two tables, key by key; the second one wins."""
-    result = dict(base)
-    for name, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping)
-        result[name] = _merged(result[name], value) if both else value
-    return result

@@ -41,9 +41,10 @@ def serve(
     reaches the address can use the model.
     """
     from backends import registry
+    from delta_cli.assets import context_of
     from delta_cli.evaluation.conversation import load_tokenizer_and_template
     from delta_cli.runs.checkpoint_reference import find_checkpoint
-    from delta_cli.serving.endpoint_model import EndpointModel, context_of
+    from delta_cli.serving.endpoint_model import LONGEST_CONTEXT, EndpointModel
     from delta_cli.serving.endpoints import Endpoints
     from delta_cli.serving.http_server import HttpServer
     from delta_cli.serving.request_queue import RequestQueue
@@ -52,7 +53,7 @@ def serve(
     tokenizer, template = load_tokenizer_and_template(reference)
     with closing(registry.create(backend, reference.settings)) as engine:
         reference.load_into(engine)
-        context = context_of(reference.settings.model.path)
+        context = context_of(reference.settings.model.path) or LONGEST_CONTEXT
         served = EndpointModel(model, tokenizer, engine.vocabulary, context, max_tokens, template)
         requests = RequestQueue(max_waiting)
         server = HttpServer(Endpoints(served, requests).answer, lambda line: say_aside(f"error: {line}"))

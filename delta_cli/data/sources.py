@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from delta_cli.data.problem import DataRow
-from delta_cli.errors import NotFetchedError, UserError
+from delta_cli.errors import NotFetchedError, UserError, first_line
 
 LocatedRows = Iterator[tuple[str, DataRow]]  # where a row is, for messages; the row
 
@@ -62,7 +62,7 @@ def _parquet_columns(path: Path) -> list[str]:
     try:
         return list(parquet.read_schema(path).names)
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+        raise UserError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
 
 
 def _beside(path: Path) -> str:
@@ -144,7 +144,7 @@ def _parquet_rows(path: Path, columns: set[str]) -> LocatedRows:
                     number += 1
                     yield f"{path}: row {number}", row
     except (ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+        raise UserError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
 
 
 def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> LocatedRows:
@@ -206,11 +206,7 @@ def _record(where: str, value: Any) -> DataRow:
     return value
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
 def _reason(error: BaseException) -> str:
     """The library wraps what went wrong in an error that says only that something did."""
     cause = error.__cause__
-    return _first_line(error) if cause is None else f"{_first_line(error)} ({_first_line(cause)})"
+    return first_line(error) if cause is None else f"{first_line(error)} ({first_line(cause)})"

@@ -14,7 +14,7 @@ import tokenizers
 from backends.arrays import Ids
 from backends.stop_strings import StopText
 from delta_cli.data.chat_template import TemplateError, render
-from delta_cli.errors import NotFetchedError, UserError
+from delta_cli.errors import NotFetchedError, UserError, first_line
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "chat_template.jinja")
 REPLACEMENT = "\ufffd"  # the text of an id outside the tokenizer, and of bytes that are not a character
@@ -217,8 +217,9 @@ def _folder(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:  # what the hub's own errors derive from
-        reason = str(error).strip().partition("\n")[0]
-        raise NotFetchedError(f"{model}: is not a folder, and cannot be fetched from the hub ({reason})") from error
+        raise NotFetchedError(
+            f"{model}: is not a folder, and cannot be fetched from the hub ({first_line(error)})"
+        ) from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

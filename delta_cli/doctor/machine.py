@@ -7,9 +7,11 @@ import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from delta_cli.evaluation.evaluate import versions
+from delta_cli.runs.fingerprint import installed_version
+
+MLX_FOR_NVIDIA = ("mlx-cuda-13", "mlx-cuda-12")  # packages of MLX's CUDA build
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ def describe_machine(backend: str) -> Machine:
     """This machine, as the backend would see it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device, device_memory = f"{platform.machine()} processor", memory
-    if backend == "cuda" or (backend == "mlx" and _mlx_for_nvidia()):
+    if backend == "cuda" or (backend == "mlx" and any(map(installed_version, MLX_FOR_NVIDIA))):
         device, device_memory = _nvidia() or ("no NVIDIA GPU found", 0)
     elif backend == "mlx" and platform.system() == "Darwin":
         device = "Apple silicon, memory shared with the system"
@@ -41,17 +43,6 @@ def describe_machine(backend: str) -> Machine:
         device_memory=device_memory,
         versions=versions(),
     )
-
-
-def _mlx_for_nvidia() -> bool:
-    """Whether MLX's CUDA build is installed."""
-    for package in ("mlx-cuda-13", "mlx-cuda-12"):
-        try:
-            version(package)
-        except PackageNotFoundError:
-            continue
-        return True
-    return False
 
 
 def _nvidia() -> tuple[str, int] | None:

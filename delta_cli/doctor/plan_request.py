@@ -79,11 +79,6 @@ class PlanRequest:
         return self.width * self.shape.parameters
 
     @property
-    def gathered_bytes(self) -> int:
-        """Bytes of the whole model as it is gathered from shards."""
-        return self.weight_bytes
-
-    @property
     def trained_bytes(self) -> int:
         """Of the gradient, float32."""
         return FLOAT * trained(self.recipe, self.shape)

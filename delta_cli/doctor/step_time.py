@@ -181,7 +181,7 @@ def _collectives(request: PlanRequest, scoring: float, updating: float) -> StepP
     if spread.processes == 1:
         return StepPhase("collectives", 0.0, "one process")
     gradient = gpu_time.gathering(request.trained_bytes, layers, spread.processes, request.gpu)
-    gather = gpu_time.gathering(request.gathered_bytes, layers, spread.processes, request.gpu)
+    gather = gpu_time.gathering(request.weight_bytes, layers, spread.processes, request.gpu)
     micro = request.micro_batches(request.mini_batch)
     if spread.sharding == "none":
         transfers = updates * 2 * gradient
@@ -205,7 +205,7 @@ def _sync(request: PlanRequest) -> StepPhase:
         return StepPhase("weight sync", files, "adapters written and read")
     gather = 0.0
     if spread.parts > 1:
-        gather = gpu_time.gathering(request.gathered_bytes, request.shape.layers, spread.processes, request.gpu)
+        gather = gpu_time.gathering(request.weight_bytes, request.shape.layers, spread.processes, request.gpu)
     if request.engine == "vllm":
         return StepPhase(
             "weight sync",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from typing import Any
 
 from delta_cli.environments.turn import Row, ToolError, Turn
 
@@ -65,11 +66,18 @@ def as_text(value: Fraction) -> str:
 class RunningCalculator:
     """Completes ``12 * 4 =`` with its result, wherever the model writes it; anything else ends the episode.
 
-    For recipes with ``rollout.stop = ["\\n", "="]``: each sign of equality is a call.
+    For recipes with ``rollout.stop = ["\\n", "="]``: each sign of equality is a call. See ``turn.EpisodeSession``; it
+    keeps nothing from turn to turn, and gives no reward.
     """
 
-    def reset(self, row: Row) -> None:
-        """Nothing to remember."""
+    def reset(self, row: Row) -> None: ...
+
+    def reward(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        raise ToolError(f"there is no tool {name!r}")
 
     def step(self, text: str) -> Turn:
         """The result of the expression before the sign of equality at the end of the text."""

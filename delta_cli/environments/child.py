@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from delta_cli.environments.turn import ToolError
-from delta_cli.environments.user_code import LoadError, UserEnvironment, failure_of, load, one_line, schemas
+from delta_cli.environments.user_code import LoadError, UserEnvironment, failure_of, load, schemas
+from delta_cli.errors import typed_line
 
 MOST_CHARACTERS = 200_000  # of a text that leaves the process; the rest would be cut anyway
 MOST_BYTES = 2**25  # of a message
@@ -71,7 +72,7 @@ def serve(link: socket.socket, make: Any) -> None:
         except ToolError as error:
             found = {"told": str(error)}
         except BaseException as error:
-            found = {"raised": one_line(error)}
+            found = {"raised": typed_line(error)}
         signal.alarm(0)
         send(link, found)
 

@@ -79,7 +79,7 @@ class Environments:
     def session(self) -> EpisodeSession:
         """The environment of one episode."""
         if self.section.kind == "text":
-            return RunningSession() if self._processes is None else self._processes.session()
+            return RunningCalculator() if self._processes is None else self._processes.session()
         return ToolsSession(
             self._processes.session if self._processes is not None else None,
             PythonTool(self.section.seconds, self.section.allow_unsandboxed) if self.python else None,
@@ -90,30 +90,6 @@ class Environments:
         """End all processes."""
         if self._processes is not None:
             self._processes.close()
-
-
-class RunningSession:
-    """The shipped calculator of kind text; see ``turn.EpisodeSession``."""
-
-    def __init__(self) -> None:
-        self._calculator = RunningCalculator()
-
-    def reset(self, row: Row) -> None:
-        """Nothing to begin."""
-
-    def step(self, text: str) -> Turn:
-        """See ``turn.EpisodeSession``."""
-        return self._calculator.step(text)
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """It has no tools."""
-        raise ToolError(f"there is no tool {name!r}")
-
-    def reward(self) -> None:
-        """It gives none."""
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class ToolsSession:

@@ -13,6 +13,7 @@ from typing import Any
 
 from delta_cli.environments.schema import SchemaError, ToolSchema, tool_schema
 from delta_cli.environments.turn import EpisodeFailure, Row, ToolError, Turn, as_turn, finite
+from delta_cli.errors import typed_line
 
 RESERVED = ("reset", "get_reward", "step")  # methods of an environment that are no tools
 
@@ -44,7 +45,7 @@ def load(name: str) -> Any:
         try:
             found.loader.exec_module(module)
         except Exception as error:
-            raise LoadError(f"{path} does not run: {one_line(error)}") from error
+            raise LoadError(f"{path} does not run: {typed_line(error)}") from error
     if not callable(value := getattr(module, inner, None)):
         raise LoadError(f"{path} has no class or function {inner}")
     return value
@@ -106,7 +107,7 @@ def schemas(environment: Callable[[], Any] | None, functions: Sequence[Callable[
     try:
         own = methods_of(environment()) if environment is not None else {}
     except Exception as error:
-        raise LoadError(f"the environment cannot be created: {one_line(error)}") from error
+        raise LoadError(f"the environment cannot be created: {typed_line(error)}") from error
     named = [*((each.__name__, each) for each in functions), *own.items()]
     names = [name for name, _ in named]
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -133,12 +134,6 @@ def as_text(value: Any) -> str:
         return str(value)
 
 
-def one_line(error: BaseException) -> str:
-    """The kind of an exception and its first line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
 def failure_of(error: BaseException) -> str:
     """Why an episode failed."""
-    return str(error) if isinstance(error, EpisodeFailure | LoadError) else one_line(error)
+    return str(error) if isinstance(error, EpisodeFailure | LoadError) else typed_line(error)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.arrays import Ids
 from backends.interface import Sampler, Sampling
-from delta_cli.assets import model_path
+from delta_cli.assets import context_of, model_path
 from delta_cli.data.problem import Problem
 from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.environments.dialogue import find_family
@@ -28,7 +28,7 @@ from delta_cli.environments.verifiers_trace import PlayedEpisode, failed, played
 from delta_cli.errors import UserError
 from delta_cli.recipe.environment import EnvironmentSection
 from delta_cli.seeds import derive
-from delta_cli.serving.endpoint_model import EndpointModel, context_of
+from delta_cli.serving.endpoint_model import LONGEST_CONTEXT, EndpointModel
 from delta_cli.serving.endpoints import Endpoints
 from delta_cli.serving.http_server import HttpAnswer, HttpRequest, HttpServer
 from delta_cli.serving.request_queue import RequestQueue
@@ -56,7 +56,7 @@ class VerifiersHost:
         self._name, self._workers = str(section.id), section.workers
         self._env, self._tasks = load_tasks(section)
         self._tokenizer, self._model = tokenizer, model_path(model)
-        self._context = min(context, context_of(self._model))
+        self._context = min(context, context_of(self._model) or LONGEST_CONTEXT)
         self._renderer = None if section.renderer == "template" else find_family(model, section.renderer)
         self._queue = RequestQueue(MOST_RESPONSES)
         self._endpoints: Endpoints | None = None  # of the present rollout

@@ -8,7 +8,6 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +15,7 @@ from delta_cli import __version__
 from delta_cli.data.problem import Problem
 from delta_cli.errors import UserError
 from delta_cli.evaluation import results
-from delta_cli.evaluation.response_file import ResponseFile, writing
+from delta_cli.evaluation.response_file import REMEDY, ResponseFile
 from delta_cli.evaluation.results import (
     BenchmarkResult,
     EvaluationResult,
@@ -31,6 +30,8 @@ from delta_cli.rewards.math.boxed import last_box
 from delta_cli.rewards.math.last_number import last_number
 from delta_cli.rollout.episodes import Episode
 from delta_cli.rollout.worker import RolloutWorker
+from delta_cli.runs.fingerprint import installed_version
+from delta_cli.runs.folder import writing
 
 SLICE_RESPONSES = 512  # sampled in one call; an interruption loses at most this many
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "math-verify", "sympy", "mpmath", "datasets")
@@ -102,7 +103,7 @@ def evaluate(
         suite_scores=tuple(suite_scores([each.correct() for each in found]).tolist()),
         versions=versions(),
     )
-    with writing(folder):
+    with writing(folder, remedy=REMEDY):
         evaluation.write(folder)
     return evaluation
 
@@ -230,13 +231,8 @@ def model_identity(model: str) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of delta, Python and the installed packages that influence results."""
-    found = {"delta": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    installed = {package: found for package in PACKAGES if (found := installed_version(package)) is not None}
+    return {"delta": __version__, "python": platform.python_version()} | installed
 
 
 def _digest(*parts: str) -> str:

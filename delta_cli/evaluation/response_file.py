@@ -5,27 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from delta_cli.data.problem import Problem
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, first_line
 from delta_cli.evaluation.results import SampledResponse, SampleOutcome
+from delta_cli.runs.folder import writing
 
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError that names ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); fix that or choose another folder, "
-            "then run the same command again: responses on disk are kept"
-        ) from error
+REMEDY = "fix that or choose another folder, then run the same command again: responses on disk are kept"
 
 
 class ResponseLine(SampledResponse):
@@ -46,7 +36,7 @@ class ResponseFile:
         """Read the file and cut off an unfinished last line."""
         self.path = path
         self._outcomes: dict[str, dict[int, SampleOutcome]] = {}  # by problem key, then sample
-        with writing(path):
+        with writing(path, remedy=REMEDY):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab+") as file:
                 file.seek(0)
@@ -65,8 +55,9 @@ class ResponseFile:
             text = path.read_text(encoding="utf-8")
             return [ResponseLine.model_validate_json(line) for line in text.splitlines() if line.endswith("}")]
         except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{path}: cannot be read ({reason}); run the evaluation again with delta eval") from error
+            raise UserError(
+                f"{path}: cannot be read ({first_line(error)}); run the evaluation again with delta eval"
+            ) from error
 
     def find(self, problems: Sequence[Problem], samples: int) -> list[list[SampleOutcome]] | None:
         """The outcomes [P][k] of the problems; None if a sample of one of them is missing."""
@@ -85,7 +76,7 @@ class ResponseFile:
             for problem, group in zip(problems, groups, strict=True)
             for response in group
         ]
-        with writing(self.path), self.path.open("ab") as file:
+        with writing(self.path, remedy=REMEDY), self.path.open("ab") as file:
             file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())

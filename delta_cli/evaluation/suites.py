@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from delta_cli.data import prompts
 from delta_cli.data.loading import load_benchmark
@@ -19,7 +19,7 @@ from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, FrozenModel
 from delta_cli.recipe.data import ProblemSource
-from delta_cli.recipe.messages import reason, shown
+from delta_cli.recipe.messages import explain_keys
 
 
 class BenchmarkSpec(ProblemSource):
@@ -126,34 +126,8 @@ def _parse(table: Mapping[str, Any], where: str, options: Mapping[str, Any] | No
         suite = Suite.model_validate(table)
         prompts.check(suite.settings.template)
     except ValidationError as error:
-        raise UserError(_explain(error, where, options or {})) from error
+        raise UserError(explain_keys(error, where, Suite, options or {})) from error
     except UserError as error:
         typed = "--template" if "template" in (options or {}) else f"{where}: settings.template"
         raise UserError(f"{typed}: {error}") from error
     return suite
-
-
-def _explain(error: ValidationError, where: str, options: Mapping[str, Any]) -> str:
-    """The first mistake: the key or option, its value, and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        sections: dict[int | str, type[BaseModel]] = {"settings": EvaluationSettings, "benchmarks": BenchmarkSpec}
-        model = sections.get(first["loc"][0], Suite) if len(first["loc"]) > 1 else Suite
-        allowed = list(model.model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1, cutoff=0.6)
-        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(allowed)}"
-        return f"{where}: unknown key {key}; {hint}"
-    name = str(first["loc"][-1]) if first["loc"] else ""
-    if name in options:
-        return f"{_option(name)} {options[name]}: {reason(first)}"
-    if options and key == "settings":  # two settings that do not go together
-        typed = " ".join(f"{_option(name)} {value}" for name, value in options.items())
-        return f"{typed}: {reason(first)}"
-    if first["type"] in ("missing", "value_error"):
-        return f"{where}: {key}: {reason(first)}" if key else f"{where}: {reason(first)}"
-    return f"{where}: {key} = {shown(first['input'])} is not allowed: {reason(first)}"
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -15,6 +15,8 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
         return section_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
         return next((found for part in get_args(annotation) if (found := section_of(part))), None)
+    if get_origin(annotation) is tuple:
+        return section_of(get_args(annotation)[0])
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
@@ -25,3 +27,15 @@ def walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, section in inner.items():
         if section is not None:
             yield from walk(section, f"{prefix}{name}.")
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a recipe's table by their dotted names, with their values; several rewards by their names."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):  # [[reward]]
+            for each in value:
+                yield from flattened(each, f"{prefix}{name}.{each.get('name') or each.get('kind')}.")
+        else:
+            yield prefix + name, value

@@ -79,7 +79,7 @@ def _changed(table: Table, overrides: Sequence[str]) -> Any:
         rewards = changed.get("reward")
         if "reward" in changes and rewards and isinstance(rewards, list | tuple):
             changes = {"reward": _one_of(rewards, changes["reward"], override)}
-        _merge(changed, changes)
+        merge(changed, changes)
     return _lists_to_tuples(changed)
 
 
@@ -161,14 +161,14 @@ def _lay_over(base: Table, table: Table, where: str, parent: str) -> None:
             f"{where}: [reward] changes a single reward, but {parent} has {len(base['reward'])}; write all of them "
             "here, each as [[reward]]"
         )
-    _merge(base, table)
+    merge(base, table)
 
 
-def _merge(base: Table, changes: Table) -> None:
+def merge(base: Table, changes: Table) -> None:
     """Change a table in place, key by key. A list is replaced as a whole."""
     for name, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(name), dict):
-            _merge(base[name], value)
+            merge(base[name], value)
         else:
             base[name] = value
 
@@ -186,10 +186,15 @@ def _override(text: str) -> Table:
         given = parsed["value"]
     except (ValueError, RecursionError):
         given = value.strip()
-    result: dict[str, Any] = {parts[-1]: given}
-    for part in reversed(parts[:-1]):
-        result = {part: result}
-    return result
+    return nested(parts, given)
+
+
+def nested(parts: Sequence[str], value: Any) -> Table:
+    """A value at a dotted name, as tables inside tables: ``{"run": {"steps": 3}}``."""
+    for part in reversed(parts):
+        value = {part: value}
+    found: Table = value
+    return found
 
 
 def _lists_to_tuples(value: Any) -> Any:

@@ -40,6 +40,26 @@ def explain(error: ValidationError, where: str) -> str:
     return f"{where}: {name} = {shown(first['input'])} is not allowed: {_reasons(same)}{more}"
 
 
+def explain_keys(error: ValidationError, where: str, model: type[BaseModel], options: Mapping[str, object]) -> str:
+    """The first mistake in a suite or a study: the key, or the option that was typed, its value and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    parts, key = first["loc"], ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        for part in (part for part in parts[:-1] if isinstance(part, str)):
+            model = section_of(model.model_fields[part].annotation) or model
+        names = list(model.model_fields)
+        hint = _closest(str(parts[-1]), names).removeprefix("; ") or f"allowed: {', '.join(names)}"
+        return f"{where}: unknown key {key}; {hint}"
+    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in options.items()}
+    if parts and parts[-1] in typed:
+        return f"{typed[str(parts[-1])]}: {reason(first)}"
+    if typed and key == "settings":  # two settings that do not go together
+        return f"{' '.join(typed.values())}: {reason(first)}"
+    if first["type"] in ("missing", "value_error"):
+        return f"{where}: {key}: {reason(first)}" if key else f"{where}: {reason(first)}"
+    return f"{where}: {key} = {shown(first['input'])} is not allowed: {reason(first)}"
+
+
 def reason(error: Mapping[str, Any]) -> str:
     """Why pydantic refuses a value, in plain words."""
     context, kind = error.get("ctx", {}), error["type"]

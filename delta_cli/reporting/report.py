@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -16,18 +15,20 @@ import numpy as np
 from markupsafe import Markup
 
 from delta_cli import __version__
-from delta_cli.errors import UserError
 from delta_cli.evaluation.results import FILE, EvaluationResult
+from delta_cli.recipe.keys import flattened
 from delta_cli.reporting.coefficient_statistics import CoefficientStatistics
 from delta_cli.reporting.figures import Chart, Drawing, charts, phase_means
 from delta_cli.reporting.html_pages import environment
 from delta_cli.reporting.inspection import Inspection, Variant, build, most_mixed
+from delta_cli.runs.folder import writing
 from delta_cli.runs.metrics import METRICS
 from delta_cli.runs.records import RecordedResponse, RecordedRun
 
 PAGE_TOKENS = 24_000  # in all heatmaps of the page
 RESPONSE_TOKENS = 4_000  # of one response
 READ_TOKENS = 400_000  # read of a step before a prompt is chosen for its heatmap
+REMEDY = "choose another place"  # for a file that cannot be written
 RESPONSES = 4  # different ones in a heatmap, half of them right if possible
 
 
@@ -79,23 +80,15 @@ def write_report(
     """
     opened = [RecordedRun(path) for path in runs]
     _make_names_unique(opened)
-    with _writing():
-        for folder in filter(None, (output.parent, figures)):
+    for folder in filter(None, (output.parent, figures)):
+        with writing(folder, remedy=REMEDY):
             folder.mkdir(parents=True, exist_ok=True)  # fails before anything is drawn
     drawn = [(chart, Drawing(chart, opened)) for chart in charts(opened)]
     page = _page(opened, drawn, reload)
-    with _writing():
+    with writing(output, remedy=REMEDY):
         output.write_text(page, encoding="utf-8")
         files = [drawing.write_files(figures) for _, drawing in drawn] if figures is not None else []
     return [output, *(file for both in files for file in both)]
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be written ({error.strerror}); choose another place") from error
 
 
 def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]], reload: int | None = None) -> str:
@@ -116,21 +109,10 @@ def _page(runs: Sequence[RecordedRun], drawn: Sequence[tuple[Chart, Drawing]], r
 
 def differing(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
     """The recipe keys in which the runs differ, with the value in each run."""
-    flat = [dict(_flatten(run.recipe)) for run in runs]
+    flat = [dict(flattened(run.recipe)) for run in runs]
     names = dict.fromkeys(name for recipe in flat for name in recipe)
     values = {name: [recipe.get(name) for recipe in flat] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):  # [[reward]]
-            for each in value:
-                yield from _flatten(each, f"{prefix}{name}.{each.get('name') or each.get('kind')}.")
-        else:
-            yield prefix + name, value
 
 
 def _make_names_unique(runs: Sequence[RecordedRun]) -> None:

@@ -11,13 +11,14 @@ import math
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, first_line
 from delta_cli.recipe import Recipe
+from delta_cli.recipe.keys import flattened
 from delta_cli.runs.folder import JsonObject
 from delta_cli.runs.observer import Observer, ObserverGroup
 
@@ -189,9 +190,10 @@ class MLflow(Tracker):
             else:
                 run = self.package.start_run(run_name=self.folder.resolve().name)
                 known.write_text(run.info.run_id, encoding="utf-8")
-                self.package.log_params(dict(_flat(self.recipe.model_dump(mode="json"))))
+                keys = flattened(self.recipe.model_dump(mode="json"))
+                self.package.log_params({name: str(value)[:LONGEST] for name, value in keys})
         except self.package.exceptions.MlflowException as error:
-            reason = str(error).partition("\n")[0][:LONGEST]
+            reason = first_line(error)[:LONGEST]
             raise UserError(
                 f"tracking.kind: mlflow did not start ({reason}); set MLFLOW_TRACKING_URI, for example to "
                 "sqlite:///mlflow.db, which needs the whole package mlflow"
@@ -207,15 +209,6 @@ class MLflow(Tracker):
         if self._begun:
             self.package.end_run()
             self._begun = False
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of nested tables with dotted names; values are shortened to what MLflow takes."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, str(value)[:LONGEST]
 
 
 def numbers(record: JsonObject) -> dict[str, float]:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from delta_cli.data.problem import Problem
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, typed_line
 from delta_cli.recipe.reward import Reward, RewardKind
 
 START_SECONDS = 120.0  # for a worker to import what it needs
@@ -186,5 +186,4 @@ def failure(error: BaseException) -> str:
         return str(error)
     if isinstance(error, UserError):
         return f"error: {error}"[:1000]
-    lines = str(error).strip().splitlines()
-    return f"error: {type(error).__name__}: {lines[0][:200] if lines else ''}"
+    return f"error: {typed_line(error)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -16,7 +15,7 @@ from backends.interface import Collective, Engine
 from backends.settings import EngineSection, Lora
 from backends.vllm import ServedModel, ServerLauncher, VllmSampler
 from backends.vllm.launcher import OnNotice
-from delta_cli.assets import model_path
+from delta_cli.assets import context_of, model_path
 from delta_cli.errors import UserError
 from delta_cli.recipe import Recipe
 from delta_cli.rollout import memory_inbox
@@ -78,9 +77,7 @@ def _launcher(
     """What starts our own server, for sequences that the model can read; None if others have started servers."""
     if not engine.launch:
         return None
-    config, limit = Path(served.path) / "config.json", served.max_tokens
-    if config.is_file():  # vLLM refuses a limit beyond the model's own
-        limit = min(limit, json.loads(config.read_text()).get("max_position_embeddings") or limit)
+    limit = min(served.max_tokens, context_of(served.path) or served.max_tokens)  # vLLM refuses one beyond the model's
     served = ServedModel(served.path, served.dtype, limit, served.lora_rank)
     launcher = ServerLauncher(served, engine, log, on_notice)
     if ranks.rank == 0:

@@ -49,12 +49,15 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
     named = [name for name in (recipe.environment.file, *recipe.environment.tools) if name]
     own = sorted({name.rpartition(":")[0] for name in named if ":" in name})
     found |= {f"environment file {file}": _digest(_contents([Path(file).expanduser()])) for file in own}
-    for package in PACKAGES:
-        try:
-            found[f"version of {package}"] = version(package)
-        except PackageNotFoundError:
-            found[f"version of {package}"] = "not installed"
-    return found
+    return found | {f"version of {package}": installed_version(package) or "not installed" for package in PACKAGES}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def problems_digest(problems: Sequence[Problem]) -> str:

@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 
 from backends.collective import from_first
 from backends.interface import Collective
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, first_line
 from delta_cli.recipe.renamed import with_new_metrics
 
 JsonObject = dict[str, Any]
 
 # Errors of a backend's save and export on a full disk: safetensors has its own type, MLX raises RuntimeError.
 BACKEND_WRITES = (SafetensorError, RuntimeError)
+RUN_AGAIN = "fix that and run the command again, a run with --resume"
 
 
 def numbered_folders(root: Path, name: str) -> list[Path]:
@@ -40,16 +41,14 @@ def next_folder(root: Path, name: str) -> Path:
 
 
 @contextmanager
-def writing(path: Path, *also: type[Exception]) -> Iterator[None]:
-    """Turn an OSError, or an error listed in ``also``, into a UserError that names ``path``."""
+def writing(path: Path, *also: type[Exception], remedy: str = RUN_AGAIN) -> Iterator[None]:
+    """Turn an OSError, or an error listed in ``also``, into a UserError that names ``path`` and the ``remedy``."""
     refusals: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
     except refusals as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
-        raise UserError(
-            f"{path}: cannot be written ({reason}); fix that and run the command again, a run with --resume"
-        ) from error
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        raise UserError(f"{path}: cannot be written ({reason}); {remedy}") from error
 
 
 class RunFolder:

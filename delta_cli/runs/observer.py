@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from delta_cli.errors import StopRequested
 from delta_cli.runs.folder import JsonObject
@@ -67,45 +69,16 @@ class PhaseObserver(Observer):
 
 
 class ObserverGroup(Observer):
-    """Passes every call on to several observers."""
+    """Passes every call on to several observers, in their order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
+        for name in (name for name in vars(Observer) if not name.startswith("_")):
+            setattr(self, name, partial(_call_each, [getattr(observer, name) for observer in observers]))
 
-    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.begin(title, steps, first, machine)
 
-    def phase(self, name: str, total: int = 0) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.phase(name, total)
-
-    def advance(self, responses: int, tokens: int) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.advance(responses, tokens)
-
-    def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.step(record, examples)
-
-    def evaluation(self, record: JsonObject) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.evaluation(record)
-
-    def notice(self, notice: Notice) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.notice(notice)
-
-    def end(self) -> None:
-        """Pass on to each observer."""
-        for observer in self._observers:
-            observer.end()
+def _call_each(functions: Sequence[Callable[..., None]], *arguments: Any) -> None:
+    for function in functions:
+        function(*arguments)
 
 
 @dataclass

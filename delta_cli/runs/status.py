@@ -11,7 +11,7 @@ from typing import Literal
 
 from backends.errors import is_lost_peer
 from backends.process import PATIENCE, claim_failure, rank_and_size
-from delta_cli.errors import Interrupted
+from delta_cli.errors import Interrupted, typed_line
 
 FILE = "end.json"
 
@@ -36,7 +36,7 @@ def recorded_status(folder: Path, rank: int = 0) -> Iterator[None]:
             _write(folder, RunStatus("stopped"))
         raise
     except BaseException as error:  # only recorded, then raised again
-        lost, line = is_lost_peer(error), _line(error)
+        lost, line = is_lost_peer(error), typed_line(error)
         reason = f"rank {rank}: {line}" if rank_and_size()[1] > 1 else line
         if claim_failure(reason, PATIENCE if lost else 0.0) and not (lost and read_status(folder)):
             record_failure(folder, reason)
@@ -61,8 +61,3 @@ def read_status(folder: Path) -> RunStatus | None:
 def _write(folder: Path, ending: RunStatus) -> None:
     with suppress(OSError):  # a full disk must not hide the run's own result
         (folder / FILE).write_text(json.dumps(asdict(ending), ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).partition("\n")[0][:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

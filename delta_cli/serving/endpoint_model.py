@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from backends.arrays import Ids
 from backends.interface import Sampling
-from delta_cli.assets import config_file
 from delta_cli.data.problem import Problem
 from delta_cli.data.prompts import encode_prompt
 from delta_cli.data.tokenizer import Tokenizer
@@ -103,15 +100,3 @@ class EndpointModel:
             min_p=params.min_p or 0.0,
             stop=self.tokenizer.stop_text(params.stops),
         )
-
-
-def context_of(model: str) -> int:
-    """The number of tokens a model reads, from its config.json."""
-    file = config_file(model)
-    try:
-        config: Any = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    except (OSError, ValueError):  # the backend reports it when it reads the file
-        config = {}
-    configs = [config, config.get("text_config")] if isinstance(config, dict) else []
-    found = [each.get("max_position_embeddings") for each in configs if isinstance(each, dict)]
-    return next((limit for limit in found if isinstance(limit, int) and limit > 1), LONGEST_CONTEXT)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from delta_cli.errors import UserError
+from delta_cli.errors import UserError, first_line
 from delta_cli.serving.requests import RefusedRequest
 from delta_cli.serving.response_forms import error_body
 
@@ -166,14 +166,9 @@ class HttpServer:
             kind = "invalid_request_error" if refusal.status < 500 else "server_error"
             return HttpAnswer(error_body(str(refusal), refusal.field, kind), refusal.status).encoded()
         except Exception as error:  # a fault of this server or its engine: the client and the log get one line
-            line = one_line(error)
+            line = first_line(error)
             self._on_error(line)
             return HttpAnswer(error_body(line, kind="server_error"), 500).encoded()
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error's message; its type if it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

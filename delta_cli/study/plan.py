@@ -20,7 +20,7 @@ from delta_cli.evaluation.suites import Suite, load_suite
 from delta_cli.recipe import Recipe, load_recipe
 from delta_cli.recipe.document import toml_value
 from delta_cli.recipe.loading import read_toml
-from delta_cli.recipe.messages import reason
+from delta_cli.recipe.messages import explain_keys
 from delta_cli.recipe.shipped import find_shipped
 
 SCALES = resources.files("delta_cli.study") / "scales"
@@ -154,7 +154,7 @@ def load_study(
     try:
         file = StudyFile.model_validate(table)
     except ValidationError as error:
-        raise UserError(_explain(error, path, changes)) from None
+        raise UserError(explain_keys(error, str(path), StudyFile, changes)) from None
     arms = _combined(file, path)
     reference = _reference(file, arms, path)
     found = dict(file) | {"arms": arms, "reference": reference, "folder": path.parent, "scale": scale or ""}
@@ -250,21 +250,6 @@ def _described(study: Study, recipes: Mapping[str, Recipe]) -> dict[str, Any]:
     measured = f", measured on the suite {study.suite().name}" if study.measure is not None else ""
     question = f"{study.name}: {'; '.join(sorted(ran))}{measured}. A test of the protocol, not of the methods."
     return {"remarks": tuple(remarks), "question": question}
-
-
-def _explain(error: ValidationError, path: Path, options: Mapping[str, object]) -> str:
-    """The first mistake, with the option that was typed or the key of the file."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"]))
-    if key in options:
-        return f"--{key} {options[key]}: {reason(first)}"
-    if first["type"] == "extra_forbidden":
-        models: dict[int | str, type[FrozenModel]] = {"arms": Arm, "measure": Measure, "paper": Published}
-        names = list((models.get(first["loc"][0], StudyFile) if len(first["loc"]) > 1 else StudyFile).model_fields)
-        close = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]}?" if close else f"allowed: {', '.join(names)}"
-        return f"{path}: unknown key {key}; {hint}"
-    return f"{path}: {key}: {reason(first)}"
 
 
 def _scaled(table: dict[str, Any], scale: str | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Literal
 from backends import registry
 from backends.collective import SOLO
 from backends.interface import Collective, Engine, Learner
-from delta_cli.assets import config_file, model_path
+from delta_cli.assets import context_of, model_path
 from delta_cli.data.load_report import LoadedData
 from delta_cli.data.loading import load_problems
 from delta_cli.data.problem import Problem
@@ -154,13 +153,8 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
 def check_context(recipe: Recipe, data: LoadedData, tokenizer: Tokenizer) -> None:
     """Raise UserError if the longest prompt and response together exceed the model's context."""
     limits, template = recipe.rollout, recipe.data.prompt_template
-    file = config_file(recipe.model.path)
-    try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    except (OSError, ValueError):  # the backend reports it when it reads the file
-        return
-    context = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    if not isinstance(context, int) or limits.max_prompt_tokens + limits.max_tokens <= context:
+    context = context_of(recipe.model.path)
+    if context is None or limits.max_prompt_tokens + limits.max_tokens <= context:
         return
     lengths = [len(encode_prompt(problem, template, tokenizer)) for problem in (*data.problems, *data.held_out)]
     longest = min(max(lengths), limits.max_prompt_tokens)
