@@ -115,18 +115,15 @@ class RendererDialogue:
         self.stop_ids = tuple(self._renderer.get_stop_token_ids())
 
     def prompt(self, question: str) -> Ids:
-        """See :class:`Dialogue`."""
         messages: Any = self._tokenizer.messages(question)
         ids = self._renderer.render_ids(messages, tools=self._tools, add_generation_prompt=True)
         return np.array(ids, dtype=np.int64)
 
     def calls(self, before: Ids, turn: Ids) -> list[ToolCall]:
-        """See :class:`Dialogue`."""
         found = self._renderer.parse_response(turn.tolist(), tools=self._tools, prompt_ids=before.tolist())
         return [_parsed(call) for call in found.tool_calls]
 
     def extend(self, prompt: Ids, region: Ids, results: Sequence[ToolResult]) -> Ids | None:
-        """See :class:`Dialogue`."""
         messages: Any = [
             {"role": "tool", "content": text, "name": call.name, "tool_call_id": call.id or f"call_{place}"}
             for place, (call, text) in enumerate(results)
@@ -203,11 +200,9 @@ class TemplateDialogue:
             )
 
     def prompt(self, question: str) -> Ids:
-        """See :class:`Dialogue`."""
         return self._tokenizer.encode(self._render(self._tokenizer.messages(question)), special=False)
 
     def calls(self, before: Ids, turn: Ids) -> list[ToolCall]:
-        """See :class:`Dialogue`."""
         found = []
         for body in CALL.findall(self._tokenizer.decode(turn, skip_special=False)):
             try:
@@ -223,7 +218,6 @@ class TemplateDialogue:
         return found
 
     def extend(self, prompt: Ids, region: Ids, results: Sequence[ToolResult]) -> Ids | None:
-        """See :class:`Dialogue`."""
         answers = [{"role": "tool", "content": text, "name": call.name} for call, text in results]
         user = self._tokenizer.messages("?")
         whole = self._render([*user, {"role": "assistant", "content": SENTINEL}, *answers])

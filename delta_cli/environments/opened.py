@@ -100,7 +100,6 @@ class ToolsSession:
         self._process: ProcessSession | None = None
 
     def reset(self, row: Row) -> str | None:
-        """See ``turn.EpisodeSession``."""
         return None if self._start is None else self._own().reset(row)
 
     def step(self, text: str) -> Turn:
@@ -108,7 +107,6 @@ class ToolsSession:
         raise NotImplementedError("tools are called; only games and custom environments take steps")
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See ``turn.EpisodeSession``."""
         if name == "python" and self._python is not None:
             return self._python.call(arguments.get("code"))
         if name == "calculator" and self._calculator:
@@ -118,7 +116,6 @@ class ToolsSession:
         return self._own().call(name, arguments)
 
     def reward(self) -> float | None:
-        """See ``turn.EpisodeSession``."""
         return self._process.reward() if self._process is not None else None
 
     def close(self) -> None:

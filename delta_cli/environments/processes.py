@@ -84,12 +84,11 @@ class ProcessSession:
         self._process = 0
 
     def reset(self, row: Row) -> str | None:
-        """See ``turn.EpisodeSession``."""
         text = self._ask({"do": "reset", "row": dict(row)}).get("text")
         return text if text is None else _text(text)
 
     def step(self, text: str) -> Turn:
-        """See ``turn.EpisodeSession``. What ``step`` raised is the answer if the recipe says so."""
+        """What ``step`` raised is the answer if the recipe says so."""
         try:
             found = self._ask({"do": "step", "text": text}, tells=True)
         except ToolError as error:
@@ -97,11 +96,9 @@ class ProcessSession:
         return Turn(_text(found.get("text")), found.get("done") is True, finite(found.get("reward")))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """See ``turn.EpisodeSession``."""
         return _text(self._ask({"do": "call", "name": name, "arguments": dict(arguments)}, tells=True).get("text"))
 
     def reward(self) -> float | None:
-        """See ``turn.EpisodeSession``."""
         value = self._ask({"do": "reward"}).get("reward")
         return None if value is None else finite(value)
 

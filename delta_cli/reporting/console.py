@@ -51,7 +51,6 @@ class QuietObserver(Observer):
     """Prints only notices, on stderr."""
 
     def notice(self, notice: Notice) -> None:
-        """Print the notice on one line."""
         print(f"! {visible(notice.text, ' ')}", file=sys.stderr, flush=True)
 
 
@@ -65,7 +64,6 @@ class PlainObserver(Observer):
         self._printed = time.monotonic()
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Print the run's folder and its number of steps."""
         self._pace.begin(steps, first)
         resumed = f", resumed after step {first}" if first else ""
         where = f" on {machine}" if machine else ""
@@ -90,7 +88,6 @@ class PlainObserver(Observer):
             self._print(f"  … {label}  {phase_text(self._phase)}")
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """Print the step's numbers on one line."""
         self._pace.step(record)
         steps = str(self._pace.steps)
         left = "" if self._pace.left is None else f"  left {duration(self._pace.left)}"
@@ -102,11 +99,9 @@ class PlainObserver(Observer):
         )
 
     def evaluation(self, record: JsonObject) -> None:
-        """Print the held-out accuracy with its interval."""
         self._print(evaluation_line(record))
 
     def notice(self, notice: Notice) -> None:
-        """Print the notice on one line."""
         self._print(f"! {visible(notice.text, ' ')}")
 
     def _print(self, line: str) -> None:

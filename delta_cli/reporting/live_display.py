@@ -88,7 +88,6 @@ class LiveObserver(Observer):
     # ------------------------------------------------------------------------------ called by the loop
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start drawing."""
         self._title = visible(title) + (f" on {machine}" if machine else "")
         self._pace.begin(steps, first)
         self._begun = self._stepped = time.monotonic()
@@ -98,16 +97,13 @@ class LiveObserver(Observer):
         self._live.start()
 
     def phase(self, name: str, total: int = 0) -> None:
-        """Start another phase."""
         self._phase = PhaseProgress(name, total, expected=self._last.get(f"seconds_{name}", 0.0))
 
     def advance(self, responses: int, tokens: int) -> None:
-        """Update how many responses and tokens the phase has processed."""
         if self._phase is not None:
             self._phase.responses, self._phase.tokens = responses, tokens
 
     def step(self, record: JsonObject, examples: list[Example]) -> None:
-        """Store the numbers of a step."""
         self._pace.step(record)
         for name in ("accuracy", "reward_mean"):
             self._history[name].append(record[name])
@@ -121,7 +117,6 @@ class LiveObserver(Observer):
         self._above(Text(evaluation_line(record)))
 
     def notice(self, notice: Notice) -> None:
-        """Print the notice above the dashboard."""
         self._above(Text("! ", style=f"bold {WRONG}").append(visible(notice.text, " "), style="not bold default"))
 
     def end(self) -> None:

@@ -66,7 +66,6 @@ class Tracker(Observer, ABC):
         self.folder = folder
 
     def step(self, record: JsonObject, examples: list[Any]) -> None:
-        """Log the numbers of a step."""
         self.log(numbers(record), record["step"])
 
     def evaluation(self, record: JsonObject) -> None:
@@ -91,12 +90,10 @@ class TensorBoard(Tracker):
         )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add one scalar for each value."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def end(self) -> None:
-        """Write the remaining values and close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -106,10 +103,6 @@ class RunTracker(Tracker, ABC):
     """A tracker whose package has runs: ``init`` starts one, which is resumed with the training."""
 
     _run: Any = None
-
-    @abstractmethod
-    def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start the run or resume it."""
 
     def start(self, **options: Any) -> None:
         """Call the package's ``init`` with the project, the folder's name, the recipe and ``options``."""
@@ -129,11 +122,9 @@ class RunTracker(Tracker, ABC):
         return known.read_text(encoding="utf-8")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log all values in one call."""
         self._run.log(dict(values), step=step)
 
     def end(self) -> None:
-        """Finish the run."""
         if self._run is not None:
             with redirect_stdout(sys.stderr):
                 self._run.finish()
@@ -158,7 +149,6 @@ class Trackio(RunTracker):
     """A run in trackio's local database; ``trackio show`` shows it."""
 
     def begin(self, title: str, steps: int, first: int, machine: str = "") -> None:
-        """Start the run or resume it."""
         self.start(resume="allow" if first else "never", embed=False)
 
 
@@ -201,11 +191,9 @@ class MLflow(Tracker):
         self._begun = True
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log all values in one call."""
         self.package.log_metrics(dict(values), step=step)
 
     def end(self) -> None:
-        """Finish the run."""
         if self._begun:
             self.package.end_run()
             self._begun = False

@@ -64,7 +64,6 @@ class PhaseObserver(Observer):
         self._begin_phase = begin_phase
 
     def phase(self, name: str, total: int = 0) -> None:
-        """To whoever asked."""
         self._begin_phase(name)
 
 

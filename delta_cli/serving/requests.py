@@ -94,19 +94,15 @@ class SamplingParams(ServedRequest):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the log-probabilities of sampled tokens are requested."""
-        return False
+        """Whether the log-probabilities of sampled tokens are requested: by a number of others, or by true."""
+        asked: int | None = getattr(self, "logprobs", None)
+        return asked is not None and asked is not False
 
 
 class GenerateParams(SamplingParams):
     """The sampling parameters of the token endpoint."""
 
     logprobs: int | None = Field(None, ge=0, le=1)
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probabilities of sampled tokens are requested."""
-        return self.logprobs is not None
 
 
 class GenerateRequest(ServedRequest):
@@ -147,11 +143,6 @@ class CompletionRequest(TextRequest):
     echo: Annotated[bool | None, _only(False)] = None
     suffix: Annotated[str | None, _only()] = None
     best_of: Annotated[int | None, _only(1)] = None
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probabilities of sampled tokens are requested."""
-        return self.logprobs is not None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -210,11 +201,6 @@ class ChatRequest(TextRequest):
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         return self
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the log-probabilities of sampled tokens are requested."""
-        return bool(self.logprobs)
 
 
 def parse_request(body: bytes, kind: type[Request]) -> Request:
