@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -38,7 +39,6 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
         "held-out data": problems_digest(held_out),
         "model": _digest(_model_parts(folder)),
         "tokenizer": _digest(_contents(folder / name for name in TOKENIZER_FILES)),
-        "program": _digest(_program_parts()),
     }
     files = [reward.custom_file for reward in recipe.rewards if reward.custom_file]
     found |= {f"reward file {file}": _digest(_contents([Path(file)])) for file in files}
@@ -49,7 +49,14 @@ def fingerprint(recipe: Recipe, problems: Sequence[Problem], held_out: Sequence[
     named = [name for name in (recipe.environment.file, *recipe.environment.tools) if name]
     own = sorted({name.rpartition(":")[0] for name in named if ":" in name})
     found |= {f"environment file {file}": _digest(_contents([Path(file).expanduser()])) for file in own}
-    return found | {f"version of {package}": installed_version(package) or "not installed" for package in PACKAGES}
+    return found | _program()
+
+
+@cache
+def _program() -> Fingerprint:
+    """The digest of the source files and the versions of packages, read once: a process keeps the code it imported."""
+    versions = {f"version of {package}": installed_version(package) or "not installed" for package in PACKAGES}
+    return {"program": _digest(_program_parts())} | versions
 
 
 def installed_version(package: str) -> str | None:

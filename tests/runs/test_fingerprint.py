@@ -92,6 +92,7 @@ def test_a_rank_with_another_program_is_refused(
     inputs: Callable[..., Fingerprint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = inputs()
+    monkeypatch.setattr(module, "_program", module._program.__wrapped__)  # read again each time
     with monkeypatch.context() as patch:
         patch.setattr(module, "version", lambda package: "0.1")
         other = inputs()
