@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -240,11 +241,7 @@ def test_responses_that_teach_nothing_need_not_be_shown(preset: str, weighted: b
 
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
-@pytest.mark.parametrize("credit", get_args(CreditKind))
-@pytest.mark.parametrize("gate", get_args(GateKind))
-@pytest.mark.parametrize("aggregation", get_args(AggregationKind))
-@pytest.mark.parametrize("dual_clip", [None, 10.0])
-def test_every_combination_runs(advantage: Any, credit: Any, gate: Any, aggregation: Any, dual_clip: Any) -> None:
+def test_every_combination_runs(advantage: Any) -> None:
     """Log-ratios of +1000 and −1000 in a long response included."""
     advantages = group_advantages([1, 0, 0.5, 0.2, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 2, 3], advantage)
     arguments = case(1, [*LENGTHS, 120], (advantages - 0.1).tolist())
@@ -252,13 +249,13 @@ def test_every_combination_runs(advantage: Any, credit: Any, gate: Any, aggregat
     arguments["logp"][-120:] = arguments["logp_old"][-120:] + 19
     logp = arguments.pop("logp")
     arguments["weights"] = np.linspace(0.8, 1.2, len(logp))
-    chosen = Method(advantage, credit, gate, aggregation, dual_clip=dual_clip)
-    surrogate = Surrogate(chosen, MiniBatch(**arguments, kl_coefficient=0.1, reference_logp=logp - 500.0))
-    loss, gradient = surrogate(logp, np.arange(len(arguments["advantages"])))
-    assert np.isfinite(loss)
-    assert np.isfinite(gradient).all()
-    assert gradient.shape == logp.shape
-    assert np.isfinite(surrogate.scale)
+    batch = MiniBatch(**arguments, kl_coefficient=0.1, reference_logp=logp - 500.0)
+    for options in product(get_args(CreditKind), get_args(GateKind), get_args(AggregationKind), [None, 10.0]):
+        credit, gate, aggregation, dual_clip = options
+        surrogate = Surrogate(Method(advantage, credit, gate, aggregation, dual_clip=dual_clip), batch)
+        loss, gradient = surrogate(logp, np.arange(len(arguments["advantages"])))
+        assert gradient.shape == logp.shape
+        assert np.isfinite([loss, surrogate.scale, *gradient]).all(), options
 
 
 def test_totals_count_what_was_seen() -> None:

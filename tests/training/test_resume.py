@@ -37,6 +37,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlx-dora": ("mlx", LORA | {"model__lora__dora": True}),
     "mlx-dynamic": ("mlx", {"rollout__dynamic_sampling": True, "rollout__dynamic_sampling_limit": 3}),
 }
+SHORT = ("fake", "fake-dynamic", "cpu", "mlx-lora")  # the variants of `make test`
 
 
 class Crash(BaseException):
@@ -86,7 +87,9 @@ def installed(backend: str) -> str:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in VARIANTS]
+)
 def test_stopped_again_and_again(variant: str, model: Path, tmp_path: Path) -> None:
     """The result is that of an uninterrupted run."""
     backend, changes = VARIANTS[variant]
@@ -109,7 +112,9 @@ def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("phase", range(PHASES))
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase % 3 == 0 else pytest.mark.long) for phase in range(PHASES)]
+)
 def test_stopped_or_killed_in_any_phase(phase: int, straight: Path, model: Path, tmp_path: Path) -> None:
     recipe = make_recipe(model, **SMALL, run__steps=4)
     watcher, asked = stopping(phase)

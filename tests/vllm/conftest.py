@@ -22,7 +22,7 @@ SAMPLING = Sampling(max_tokens=8, stop_ids=(EOS, 11), samples=3, seed=4, tempera
 REQUEST = RolloutRequest(PROMPTS, SAMPLING)
 
 
-@pytest.fixture(params=["tied", "untied"], scope="session")
+@pytest.fixture(params=[pytest.param("tied", marks=pytest.mark.long), "untied"], scope="session")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / request.param, tie=request.param == "tied")
 

@@ -191,7 +191,8 @@ def test_the_driver_begins_an_episode_again(tmp_path: Path) -> None:
         driver.close(now=True)
 
 
-@pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_of_the_calculator_with_vllm(tmp_path: Path, ahead: int) -> None:
     """It records what a local run records, and a resumed run trains on the episodes that were drawn before."""
     folders = [tmp_path / name for name in ("whole", "halves")]

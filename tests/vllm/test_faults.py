@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +50,11 @@ LASTING = {
     "no logprobs": r"field choices\[0\]\.logprobs is None: ",
     "two choices": r"field choices is .*at most 1 item",
 }
+IN_SHORT = ("reset", "restart", "status 503 overloaded", "hang", "fewer tokens", "two choices")  # those of `make test`
+
+
+def tiered(kinds: Iterable[str]) -> list[Any]:
+    return [pytest.param(kind, marks=() if kind in IN_SHORT else pytest.mark.long) for kind in kinds]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +73,7 @@ def no_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", fail)
 
 
-@pytest.mark.parametrize("kind", PASSING)
+@pytest.mark.parametrize("kind", tiered(PASSING))
 def test_a_fault_that_passes_changes_nothing(connect: Connect, trainer: Engine, kind: str) -> None:
     """The server is two updates past what it was started with, so that old weights would show."""
     pair = connect()
@@ -79,7 +86,7 @@ def test_a_fault_that_passes_changes_nothing(connect: Connect, trainer: Engine, 
     assert not pair.server.faults[0].times, "the fault did not happen"
 
 
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize("kind", tiered(LASTING))
 def test_a_fault_that_lasts_ends_in_a_line(connect: Connect, trainer: Engine, kind: str) -> None:
     """The line says which server, and what was wrong with its answer."""
     pair = connect(deadline=SHORT) if kind in ("hang", "drip") else connect()

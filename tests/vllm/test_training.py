@@ -82,6 +82,7 @@ def test_the_batch_does_not_depend_on_when_it_was_drawn(model: Path, tmp_path: P
     assert one == other
 
 
+@pytest.mark.long
 def test_a_stopped_run_that_draws_ahead_goes_on(model: Path, tmp_path: Path) -> None:
     with serving(model) as (server, url):
         recipe = make_recipe(model, engine__kind="vllm", engine__url=[url], engine__async_steps=1)
