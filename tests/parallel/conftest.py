@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from backends.launch import torch_ranks
 from delta_cli.assets.random_model import write_qwen3
 from tests.families.families import FAMILIES, build
 
@@ -22,22 +21,13 @@ from . import cases
 ROOT = Path(__file__).parents[2]
 
 
-def start(processes: int, arguments: list[str]) -> None:
-    """Run ``python arguments`` on several ranks; fail with the output of every rank that failed."""
+def start(*arguments: str) -> None:
+    """Run worker.py; fail with what the ranks wrote if one of them fails."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "tests.parallel.worker", *arguments]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [sys.executable, *arguments]
-    started = [
-        subprocess.Popen(command, env=env | rank, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in torch_ranks(processes)
-    ]
-    outputs = [child.communicate(timeout=600)[0].decode() for child in started]
-    failed = [
-        f"rank {rank} ended with {child.returncode}:\n{output[-3000:]}"
-        for rank, (child, output) in enumerate(zip(started, outputs, strict=True))
-        if child.returncode
-    ]
-    assert not failed, "\n\n".join(failed)  # the rank that failed first is rarely the first of them
+    done = subprocess.run(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600)
+    assert not done.returncode, f"{done.returncode} ranks failed:\n{done.stdout.decode()[-9000:]}"
 
 
 @pytest.fixture(scope="session")
@@ -66,15 +56,15 @@ def found(request: pytest.FixtureRequest, shared: Path) -> list[dict[str, Any]]:
     files = [shared / f"found-{tier}-{processes}-{rank}.pkl" for rank in range(processes)]
     with FileLock(shared / "lock"):
         if not all(file.exists() for file in files):
-            arguments = ["-m", "tests.parallel.worker", str(shared), tier]
+            arguments = (str(shared), tier, str(processes))
             try:
-                start(processes, arguments)
+                start(*arguments)
             except AssertionError as error:
                 if "by peer" not in str(error):
                     raise
                 # Seen once in many runs on a busy machine: gloo lost a connection. A fault of ours comes again.
                 print(f"the ranks are started again after: {error}")
-                start(processes, arguments)
+                start(*arguments)
     return [pickle.loads(file.read_bytes()) for file in files]
 
 

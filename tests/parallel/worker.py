@@ -1,18 +1,35 @@
-"""One rank of the tests: runs the cases of a tier and writes the results to a file. Started by conftest.py."""
+"""Runs the cases of a tier on several ranks, each of which writes its results to a file. Started by conftest.py."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import sys
 from pathlib import Path
 
+import peft  # noqa: F401 (so that the ranks need not import it)
 import torch
 
+from backends.launch import torch_ranks
 from backends.registry import join
 from tests.parallel import cases
 
 
-def main(folder: Path, tier: str) -> None:
+def main(folder: Path, tier: str, processes: int) -> int:
+    """Return the number of ranks that failed. Where ranks may be forked, they share the imports, most of their time."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    ranks = [context.Process(target=run_rank, args=(folder, tier, own)) for own in torch_ranks(processes)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return sum(rank.exitcode != 0 for rank in ranks)
+
+
+def run_rank(folder: Path, tier: str, environment: dict[str, str]) -> None:
+    os.environ |= environment
     torch.set_num_threads(1)
     ranks = join("cpu")
     models = {name: folder / name for name in ("tied", "untied", "hybrid")}
@@ -29,4 +46,4 @@ def main(folder: Path, tier: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
