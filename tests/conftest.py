@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and nohup ignores the end of the terminal; so
 # would every run that a test starts.
@@ -21,6 +23,9 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 # Waiting for the disk protects from a power cut, which no test makes. Tests of what is synced replace this function.
 os.fsync = lambda fd: None
+
+# The program builds its commands from the signatures of its functions once; here once for all calls.
+typer.main.get_command = cache(typer.main.get_command)
 
 
 @pytest.fixture(scope="session")
