@@ -198,6 +198,9 @@ class Plan:
             yield self._worked(f"update, chunks of {chunk}", self.clock(accumulate, 2), 4 * forward + 4 * head)
         policy: Any = engine._policy  # type: ignore[attr-defined]
         yield {"what": "attention without padding is used", "value": int(policy.varlen), "unit": ""}
+        yield {"what": "long sequences take cuDNN's kernel", "value": int(policy.squares), "unit": ""}
+        policy.squares = False
+        yield self._worked("update with FlashAttention 2 alone", self.clock(accumulate, 2), 4 * forward + 4 * head)
         policy.varlen = False
         yield self._worked("update in padded rectangles", self.clock(accumulate, 2), 4 * forward + 4 * head)
         start = time.perf_counter()

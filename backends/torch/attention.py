@@ -28,7 +28,7 @@ from backends.torch.cache import PageTable
 from backends.torch.paged_attention import attend_pages
 from backends.torch.recurrent import StateLayout
 from backends.torch.softmax import Softmax, attend_once
-from backends.torch.varlen_attention import VarlenLayout, attend_sequences, takes
+from backends.torch.varlen_attention import SquareLayout, VarlenLayout, attend_sequences, attend_squares, takes
 
 NAME = "packed_rows"  # the name under which transformers knows this attention
 
@@ -113,6 +113,7 @@ class PackedLayout:
     device: torch.device
     states: StateLayout | None = None  # for recurrent layers
     varlen: bool = False  # whether a kernel takes sequences of any lengths
+    squares: bool = False  # whether another, faster one takes the long sequences of layers without windows
     reached: set[int | None] = field(default_factory=set)  # layers that have used the layout
 
     @cached_property
@@ -124,6 +125,11 @@ class PackedLayout:
     def sequences(self) -> VarlenLayout:
         """The row as sequences without padding."""
         return VarlenLayout.of(self.batch, self.device)
+
+    @cached_property
+    def squared(self) -> SquareLayout:
+        """The row as sequences, the long ones as squares."""
+        return SquareLayout.of(self.batch, self.device)
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,8 @@ def packed_attention(
     # Under autocast, norms leave queries and keys in float32, while values come from a product in 16 bits.
     q, k, v = (state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value))
     if layout.varlen and softmax.plain and takes(query, value):
+        if layout.squares and not window:
+            return attend_squares(q, k, v, layout.squared, scaling)[None], None
         return attend_sequences(q, k, v, layout.sequences, window, scaling)[None], None
     return attend_rectangles(q, k, v, layout.rectangles, window, scaling, softmax)[None], None
 

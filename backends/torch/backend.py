@@ -100,15 +100,21 @@ class TorchEngine(LocalEngine):
         self._paged: bool | None = None  # whether rollouts keep keys and values in pages; decided by the first
 
     def _choose_attention(self) -> None:
-        """Let packed rows be computed without padding, if the kernel for that computes the same as rectangles."""
-        if not VARLEN[self._device.type] or self._policy.dtype != torch.bfloat16:  # which the kernel does not take
+        """Let packed rows be computed without padding, and long sequences as squares, by the kernels that compute the
+        same as rectangles.
+        """
+        if not VARLEN[self._device.type] or self._policy.dtype != torch.bfloat16:  # which the kernels do not take
             return
         fault = varlen_attention.kernel_fault(self._policy)
         if fault:
             self._note_slower_path(f"attention pads responses to equal lengths: for a kernel without padding, {fault}")
+        squares = fault is None and not self.settings.deterministic and varlen_attention.made_for_squares(self._device)
+        if squares and (wrong := varlen_attention.kernel_fault(self._policy, squares=True)):
+            self._note_slower_path(f"long sequences take FlashAttention 2: for cuDNN's attention, {wrong}")
+            squares = False
         for policy in (self._policy, self._frozen):
             if policy is not None:
-                policy.varlen = fault is None
+                policy.varlen, policy.squares = fault is None, squares
 
     def _note_slower_path(self, why: str | None) -> None:
         if why and why not in (self.slower_path or ""):

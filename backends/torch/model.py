@@ -43,6 +43,7 @@ class TorchPolicy:
         self.loaded_on_first = False  # whether only the first rank has the weights until they are split
         self.mixed = False  # whether a bfloat16 policy has weights in float32
         self.varlen = False  # whether a kernel for sequences of any lengths computes attention over packed rows
+        self.squares = False  # and another one its long sequences
         self.carries_state: bool | None = None  # whether recurrent layers can start from a state; None without any
         self.peft: Any = None
         self._first: dict[str, Tensor] = {}  # the adapters that the policy was loaded with, unless they were new
@@ -130,7 +131,7 @@ class TorchPolicy:
         states = None
         if self.carries_state is not None:
             states = StateLayout.of(batch, self.device, carried=self.carries_state, keep=keep_states)
-        return PackedLayout(batch, self.layer_windows, self.device, states, self.varlen)
+        return PackedLayout(batch, self.layer_windows, self.device, states, self.varlen, self.squares)
 
     def packed_hidden(self, batch: PackedBatch, cache: Any = None, layout: PackedLayout | None = None) -> Tensor:
         """Post-norm hidden states [T, H] of a packed row; stores keys and values in ``cache``."""
@@ -159,7 +160,7 @@ class TorchPolicy:
                 module.to(self.dtype)
         copied = TorchPolicy(causal, self.folder, self.dtype, self.part)
         copied.carries_state, copied.mixed, copied.varlen = self.carries_state, self.mixed, self.varlen
-        copied.loaded_on_first = self.loaded_on_first
+        copied.squares, copied.loaded_on_first = self.squares, self.loaded_on_first
         return copied
 
     def remember(self) -> None:

@@ -19,7 +19,7 @@ from backends.torch import backend as torch_backend
 from backends.torch import varlen_attention
 from backends.torch.attention import PackedLayout, packed_attention
 from backends.torch.backend import TorchEngine
-from backends.torch.varlen_attention import VarlenLayout
+from backends.torch.varlen_attention import SquareLayout, VarlenLayout
 from tests.backends.test_torch_attention import HEADS, KEY_HEADS, SIZE, packed
 from tests.device import DEVICE
 
@@ -52,10 +52,15 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(varlen_attention, "_kernel", loop)
 
 
-@pytest.mark.parametrize("window", [None, 4, 6])
-def test_outputs_and_gradients(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a softmax over explicit masks in float64, with grouped heads, ragged lengths and sliding windows."""
+@pytest.mark.parametrize(("window", "squares"), [(None, 0), (4, 0), (6, 0), (None, 1), (None, 8), (None, 99), (4, 8)])
+def test_outputs_and_gradients(window: int | None, squares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a softmax over explicit masks in float64, with grouped heads, ragged lengths and sliding windows.
+
+    Squares are all sequences, those of at least eight tokens, or none; with a window none either.
+    """
     monkeypatch.setattr(varlen_attention, "_kernel", loop)
+    monkeypatch.setattr(varlen_attention, "SQUARE", squares)
+    monkeypatch.setattr(varlen_attention, "SQUARE_STEP", 5)
     batch, sees = packed()
     if window:
         positions = torch.from_numpy(batch.positions)
@@ -71,12 +76,13 @@ def test_outputs_and_gradients(window: int | None, monkeypatch: pytest.MonkeyPat
     (expected * weight).sum().backward()
 
     given = [tensor.detach().clone().requires_grad_() for tensor in exact]
-    layout = PackedLayout(batch, (0, window or 0), torch.device(DEVICE), varlen=True)
+    layout = PackedLayout(batch, (0, window or 0), torch.device(DEVICE), varlen=True, squares=squares > 0)
     module = torch.nn.Module()
     module.layer_idx = 1
     found, _ = packed_attention(module, *given, None, scaling=1 / 3, layout=layout)
     (found * weight).sum().backward()
     assert "rectangles" not in vars(layout)
+    assert ("squared" in vars(layout)) == (squares > 0 and not window)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     for state, reference in zip(given, exact, strict=True):
         torch.testing.assert_close(state.grad, reference.grad, atol=1e-12, rtol=1e-12)
@@ -90,6 +96,18 @@ def test_a_prompt_is_kept_once_and_nothing_is_padded() -> None:
     assert len(layout.query_starts) - 1 == sum(1 + len(responses) for _, responses in groups)
     expected = sum(prompt + int((prompt + responses).sum()) for prompt, responses in groups)
     assert len(layout.keys) == int(layout.key_starts[-1]) == expected
+
+
+def test_only_long_sequences_are_squares_padded_to_few_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written down by hand from the lengths of the packed row, whose responses lack their last token."""
+    monkeypatch.setattr(varlen_attention, "SQUARE", 8)
+    monkeypatch.setattr(varlen_attention, "SQUARE_STEP", 5)
+    layout = SquareLayout.of(packed()[0], torch.device("cpu"))
+    assert layout.sizes == [5, 8, 1, 6, 2, 1, 3, 7, 3, 11, 10, 9, 1]
+    assert layout.prompts == [None, 0, 0, 0, 0, None, 5, None, None, 8, 8, 8, 8]
+    assert layout.widths == [0, 15, 0, 15, 0, 0, 0, 0, 0, 15, 15, 15, 0]
+    assert layout.short is not None
+    assert layout.short.query_starts.diff().tolist() == [5, 1, 2, 1, 3, 7, 3, 1]
 
 
 @pytest.mark.parametrize(("softcap", "size"), [(5.0, SIZE), (None, 6)])
@@ -136,12 +154,18 @@ def gradients(engine: TorchEngine) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernel takes no float32")
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "squares"), [(False, False), (True, False), (True, True)])
 def test_the_engine_computes_the_same(
-    make: Callable[..., TorchEngine], kernel: None, sequences: Sequences, checkpointing: bool
+    make: Callable[..., TorchEngine],
+    kernel: None,
+    sequences: Sequences,
+    checkpointing: bool,
+    squares: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(varlen_attention, "SQUARE", 9)
     plain, found = (make(gradient_checkpointing=checkpointing, micro_batch_tokens=40) for _ in range(2))
-    found._policy.varlen = True
+    found._policy.varlen, found._policy.squares = True, squares
     for engine in (plain, found):
         engine.accumulate(sequences, Summed())
     scored, expected = found.score(sequences), plain.score(sequences)
@@ -187,6 +211,30 @@ def test_the_kernel_is_used_if_it_computes_the_same(
         assert "pads responses to equal lengths" in refused.slower_path
         assert why in refused.slower_path
         refused.score(sequences)
+
+
+def test_squares_are_used_on_gpus_made_for_them_if_they_are_right(
+    make: Callable[..., TorchEngine], kernel: None, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with run.deterministic, for which cuDNN has no backward pass; a wrong kernel leaves the flash kernel."""
+    monkeypatch.setitem(torch_backend.VARLEN, DEVICE, True)
+    monkeypatch.setattr(varlen_attention, "SQUARE", 320)
+    monkeypatch.setattr(varlen_attention, "SQUARE_STEP", 64)
+    used = varlen_attention._square_kernel
+    made, wrong = [False, True, True, True], [1.0, 1.0, 1.0, 1.1]
+    found = []
+    for for_squares, factor, deterministic in zip(made, wrong, [False, False, True, False], strict=True):
+        monkeypatch.setattr(varlen_attention, "made_for_squares", lambda _, made=for_squares: made)
+        monkeypatch.setattr(varlen_attention, "_square_kernel", lambda *given, factor=factor: factor * used(*given))
+        engine = make(dtype="bfloat16", keep_reference=True, deterministic=deterministic)
+        np.testing.assert_array_equal(engine.reference(sequences), engine.score(sequences).logprobs)
+        assert engine._policy.varlen
+        found.append((engine._policy.squares, engine.slower_path))
+    assert [squares for squares, _ in found] == [False, True, False, False]
+    *others, why = [line for _, line in found]
+    assert others == [None] * 3
+    assert why is not None
+    assert why.startswith("long sequences take FlashAttention 2: for cuDNN's attention, its result is off by 0.0")
 
 
 def test_memory_that_runs_out_during_the_check_is_no_fault_of_the_kernel(
