@@ -50,7 +50,11 @@ def make_episodes(seed: int = 0, temperature: float = 0.7) -> Sequences:
     return replace(plain, regions=ResponseRegions.of(ids, own))
 
 
-@pytest.mark.parametrize("proxy", [Proxy("output_row"), Proxy("hidden_topk", k=5), Proxy("hidden_exact")], ids=str)
+@pytest.mark.parametrize(
+    "proxy",
+    [Proxy("output_row"), pytest.param(Proxy("hidden_topk", k=5), marks=pytest.mark.long), Proxy("hidden_exact")],
+    ids=str,
+)
 def test_scores_of_own_tokens(make: Make, either: Path, proxy: Proxy, tolerance: Tolerance) -> None:
     """Log-probabilities, entropies and features exist for the model's tokens alone, and see the environment's."""
     episodes, oracle = make_episodes(), Oracle(either)
@@ -118,7 +122,12 @@ def test_what_no_later_token_attends_to_changes_nothing(make: Make) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+SHORT = ("delta", "dapo_ft", "fipo", "gspo")  # of `make test`: weights, entropies, a scale, sequence ratios
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in sorted(PRESETS)]
+)
 def test_every_preset_against_an_independent_transcription(
     make: Make, folder: Path, preset: str, tolerance: Tolerance
 ) -> None:
@@ -276,14 +285,13 @@ def test_regions_hold_what_was_written_in_order(backend: Engine) -> None:
         assert truncated == (len(ids) == SAMPLING.max_tokens and not (own[-1] and ids[-1] in SAMPLING.stop_ids))
 
 
-@pytest.mark.parametrize("batch", [9, 2])
+@pytest.mark.parametrize("batch", [pytest.param(9, marks=pytest.mark.long), 2])
 def test_tokens_do_not_depend_on_when_environments_answer(make: Make, batch: int) -> None:
     """Nor on how many responses are drawn at a time; and each is reported once, with its whole region."""
-    results = []
+    results, backend = [], make(rollout_batch=batch)
     for delay in (0, 3, 7):
         reported: dict[int, list[int]] = {}
         script = Script(delay)
-        backend = make(rollout_batch=batch)
         request = RolloutRequest(PROMPTS, SAMPLING, turns=script)
         found = backend.rollout(request, lambda row, ids, into=reported: into.update({row: ids.tolist()}))
         assert found.regions is not None

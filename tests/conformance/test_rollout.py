@@ -88,7 +88,10 @@ def text_of(tokens: np.ndarray | list[int]) -> str:
     return "".join(TEXTS[token] for token in tokens)
 
 
-@pytest.mark.parametrize("strings", [("bb",), ("cab", "aaa"), ("bcb",)])
+@pytest.mark.parametrize(
+    "strings",
+    [pytest.param(("bb",), marks=pytest.mark.long), ("cab", "aaa"), pytest.param(("bcb",), marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_the_first_stop_string_ends_a_response(
     backend: Engine, make: Make, strings: tuple[str, ...], temperature: float
@@ -208,7 +211,7 @@ PROXIES = [Proxy("output_row"), Proxy("hidden_topk", 3), Proxy("hidden_exact")]
 
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.kind)
-@pytest.mark.parametrize("slots", [512, 5])
+@pytest.mark.parametrize("slots", [pytest.param(512, marks=pytest.mark.long), 5])
 def test_features_of_drawn_responses_are_those_of_scoring(
     proxy: Proxy, slots: int, make: Make, oracle: Oracle, tolerance: Tolerance
 ) -> None:

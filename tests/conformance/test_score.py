@@ -82,7 +82,11 @@ def test_features(make: Make, either: Path, sequences: Sequences, proxy: Proxy, 
     features.close()
 
 
-@pytest.mark.parametrize("proxy", [Proxy("output_row"), Proxy("hidden_exact")], ids=lambda proxy: proxy.kind)
+@pytest.mark.parametrize(
+    "proxy",
+    [Proxy("output_row"), pytest.param(Proxy("hidden_exact"), marks=pytest.mark.long)],
+    ids=lambda proxy: proxy.kind,
+)
 @pytest.mark.parametrize("budgets", BUDGETS.values(), ids=BUDGETS)
 def test_where_features_live_changes_nothing(
     make: Make, oracle: Oracle, sequences: Sequences, budgets: tuple[int, int], proxy: Proxy, tolerance: Tolerance
