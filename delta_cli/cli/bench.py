@@ -49,13 +49,10 @@ def bench(
 
     delta bench --credit my_credit.py:weights --quick
     """
-    from filelock import FileLock, Timeout
-
     from backends import registry
     from delta_cli.bench.runner import plan, run
     from delta_cli.bench.tasks import find_tasks
-    from delta_cli.errors import UserError
-    from delta_cli.runs.folder import writing
+    from delta_cli.runs.folder import alone
 
     arms = _arms(credit or [], arm, quick)
     models = {"--smollm2": smollm2, "--sparse-base": sparse_base}
@@ -64,15 +61,10 @@ def bench(
     units = list(plan(tasks, arms, range(first_seed, first_seed + count), registry.resolve(backend), quick, set_ or ()))
     for unit in units:
         unit.recipe(*unit.arm.changes)  # so that a mistake in --set shows before anything runs
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / ".lock", timeout=0):
-            if not summary:
-                run(units, out / "answers.jsonl", jobs, typer.echo)
-            _page(out)
-    except Timeout:
-        raise UserError(f"{out}: another process runs this bench; wait for it, or choose another --out") from None
+    with alone(out, "bench"):
+        if not summary:
+            run(units, out / "answers.jsonl", jobs, typer.echo)
+        _page(out)
 
 
 def _arms(credits: list[str], names: list[str] | None, quick: bool) -> list[BenchArm]:

@@ -60,10 +60,9 @@ def study(
 
     delta study quickstart --grid update.learning_rate=2e-4,1e-3 --seeds 3
     """
-    from filelock import FileLock, Timeout
     from rich.console import Console
 
-    from delta_cli.runs.folder import writing
+    from delta_cli.runs.folder import alone
     from delta_cli.study.plan import load_study
     from delta_cli.study.progress import StudyProgress
     from delta_cli.study.runner import StudyRunner
@@ -72,10 +71,8 @@ def study(
     given = {name: value for name, value in options.items() if value is not None}  # 0 is given, and then refused
     loaded = load_study(plan, scale, set_ or (), dict(map(_values, grid or ())), **given)
     folder = out or Path("studies") / loaded.name
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with alone(folder, "study"):
             if not summary:
                 signal.signal(signal.SIGTERM, _terminate)
                 with StudyProgress(Console()) as progress:
@@ -85,8 +82,6 @@ def study(
     except Terminated:
         say_aside(f"stopped; continue with: {shlex.join(['delta', *sys.argv[1:]])}")
         raise typer.Exit(128 + signal.SIGTERM) from None
-    except Timeout:
-        raise UserError(f"{folder}: another process runs this study; wait for it, or choose another --out") from None
 
 
 def _values(text: str) -> tuple[str, list[str]]:

@@ -121,36 +121,39 @@ class JoinedFeatures:
 
 
 class SelectedFeatures:
-    """The features of some of M tokens, those at ``places``, ascending."""
+    """The features of some of M tokens, those at ``places``, ascending, each multiplied by its factor in ``scale``."""
 
-    def __init__(self, features: Any, places: Ids, count: int) -> None:
+    def __init__(self, features: Any, places: Ids, count: int, scale: Floats | None = None) -> None:
         self._features = features
         self._places = places  # [N]
         self._count = count  # M
+        self._scale = np.ones(len(places)) if scale is None else scale  # [N]
 
     def weighted_sum(self, weights: ArrayLike) -> Floats:
         """Σ_t weights[s, t]·v_t for weights [S, N]."""
         chosen = np.asarray(weights)
         every = np.zeros((len(chosen), self._count))
-        every[:, self._places] = chosen
+        every[:, self._places] = chosen * self._scale
         found: Floats = self._features.weighted_sum(every)
         return found
 
     def project(self, direction: ArrayLike) -> Floats:
         """⟨v_t, direction⟩, [N]."""
-        found: Floats = self._features.project(direction)[self._places]
+        found: Floats = self._features.project(direction)[self._places] * self._scale
         return found
 
     def squared_norms(self) -> Floats:
         """‖v_t‖², [N]."""
-        found: Floats = self._features.squared_norms()[self._places]
+        found: Floats = self._features.squared_norms()[self._places] * self._scale**2
         return found
 
     def slice(self, start: int, stop: int) -> SelectedFeatures:
         """The features of tokens start:stop."""
         places = self._places[start:stop]
         first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-        return SelectedFeatures(self._features.slice(first, last), places - first, last - first)
+        return SelectedFeatures(
+            self._features.slice(first, last), places - first, last - first, self._scale[start:stop]
+        )
 
     def close(self) -> None:
         """Free all M."""

@@ -147,11 +147,17 @@ def _parquet_rows(path: Path, columns: set[str]) -> LocatedRows:
         raise UserError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
 
 
-def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> LocatedRows:
+def _hub_library(name: str) -> Any:
+    """The package datasets. Raises UserError if it is not installed."""
     try:
         import datasets
     except ImportError as error:
         raise UserError(f"data.source: {name}: data sets of the hub need the package datasets; {HUB_EXTRA}") from error
+    return datasets
+
+
+def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> LocatedRows:
+    datasets = _hub_library(name)
     try:
         builder = datasets.load_dataset_builder(name, config)
         if builder.info.features is not None:  # known from the card, before anything is fetched
@@ -172,10 +178,7 @@ def _hub_rows(name: str, config: str | None, split: str, columns: set[str]) -> L
 
 def _script_rows(name: str, files: str, columns: set[str]) -> LocatedRows:
     """JSON files of a hub repository that has a loading script, which nobody runs any more."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"data.source: {name}: data sets of the hub need the package datasets; {HUB_EXTRA}") from error
+    datasets = _hub_library(name)
     try:
         table = datasets.load_dataset("json", data_files=f"hf://datasets/{name}/{files}", split="train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from delta_cli.environments.turn import ToolError
-from delta_cli.environments.user_code import LoadError, UserEnvironment, failure_of, load, schemas
-from delta_cli.errors import typed_line
+from delta_cli.environments.user_code import UserEnvironment, failure_of, load, schemas
+from delta_cli.errors import UserError, typed_line
 
 MOST_CHARACTERS = 200_000  # of a text that leaves the process; the rest would be cut anyway
 MOST_BYTES = 2**25  # of a message
@@ -35,7 +35,7 @@ def main(link: socket.socket) -> None:
         functions = [load(name) for name in asked["tools"]]
         found = {"tools": schemas(environment, functions) if asked["kind"] == "tools" else []}
         if asked["kind"] == "text" and not callable(getattr(environment, "step", None)):
-            raise LoadError(f"{asked['file']} has no method step(text)")
+            raise UserError(f"{asked['file']} has no method step(text)")
     except BaseException as error:  # the user's code may raise anything, SystemExit too
         send(link, {"failure": failure_of(error)})
         return

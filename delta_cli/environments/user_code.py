@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import inspect
 import json
 import sys
@@ -13,41 +11,29 @@ from typing import Any
 
 from delta_cli.environments.schema import SchemaError, ToolSchema, tool_schema
 from delta_cli.environments.turn import EpisodeFailure, Row, ToolError, Turn, as_turn, finite
-from delta_cli.errors import typed_line
+from delta_cli.errors import UserError, typed_line
+from delta_cli.user_file import load_module, run
 
 RESERVED = ("reset", "get_reward", "step")  # methods of an environment that are no tools
 
 
-class LoadError(Exception):
-    """A file, a class or a function cannot be used; the text says why and how to fix it."""
-
-
 def split_name(name: str) -> tuple[Path, str]:
-    """``my_env.py:Class`` as a path and a name. Raises LoadError."""
+    """``my_env.py:Class`` as a path and a name. Raises UserError."""
     file, colon, inner = name.rpartition(":")
     if not colon or not file.endswith(".py") or not inner.isidentifier():
-        raise LoadError(f"{name!r} is not FILE.py:NAME, such as my_env.py:Game")
+        raise UserError(f"{name!r} is not FILE.py:NAME, such as my_env.py:Game")
     return Path(file).expanduser(), inner
 
 
 def load(name: str) -> Any:
-    """The object ``FILE.py:NAME``. Raises LoadError if the file does not run or has no such name."""
+    """The object ``FILE.py:NAME``. Raises UserError if the file does not run or has no such name."""
     path, inner = split_name(name)
-    if not path.is_file():
-        raise LoadError(f"{path} does not exist; give the path of a Python file")
     unique = f"delta_environment_{path.stem}"
     module = sys.modules.get(unique)
     if module is None or getattr(module, "__file__", None) != str(path):
-        found = importlib.util.spec_from_file_location(unique, path)
-        if found is None or found.loader is None:
-            raise LoadError(f"{path} is not a Python file")
-        module = sys.modules[unique] = importlib.util.module_from_spec(found)
-        try:
-            found.loader.exec_module(module)
-        except Exception as error:
-            raise LoadError(f"{path} does not run: {typed_line(error)}") from error
+        module = load_module(path, unique)
     if not callable(value := getattr(module, inner, None)):
-        raise LoadError(f"{path} has no class or function {inner}")
+        raise UserError(f"{path} has no class or function {inner}")
     return value
 
 
@@ -103,25 +89,19 @@ def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
 
 
 def schemas(environment: Callable[[], Any] | None, functions: Sequence[Callable[..., Any]]) -> list[ToolSchema]:
-    """The schemas of all tools. Raises LoadError if something cannot be a tool, or two have one name."""
+    """The schemas of all tools. Raises UserError if something cannot be a tool, or two have one name."""
     try:
         own = methods_of(environment()) if environment is not None else {}
     except Exception as error:
-        raise LoadError(f"the environment cannot be created: {typed_line(error)}") from error
+        raise UserError(f"the environment cannot be created: {typed_line(error)}") from error
     named = [*((each.__name__, each) for each in functions), *own.items()]
     names = [name for name, _ in named]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise LoadError(f"two tools are called {repeated[0]}; rename one")
+        raise UserError(f"two tools are called {repeated[0]}; rename one")
     try:
         return [tool_schema(function, name) for name, function in named]
     except SchemaError as error:
-        raise LoadError(str(error)) from error
-
-
-def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The result of a function, which may be a coroutine function."""
-    value = function(*arguments, **named)
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+        raise UserError(str(error)) from error
 
 
 def as_text(value: Any) -> str:
@@ -136,4 +116,4 @@ def as_text(value: Any) -> str:
 
 def failure_of(error: BaseException) -> str:
     """Why an episode failed."""
-    return str(error) if isinstance(error, EpisodeFailure | LoadError) else typed_line(error)
+    return str(error) if isinstance(error, EpisodeFailure | UserError) else typed_line(error)

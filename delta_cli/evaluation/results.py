@@ -16,6 +16,7 @@ from delta_cli.data.tokenizer import Tokenizer
 from delta_cli.errors import UserError
 from delta_cli.evaluation import statistics
 from delta_cli.evaluation.statistics import Estimate
+from delta_cli.runs.folder import write_whole
 
 FILE = "evaluation.json"
 
@@ -174,9 +175,7 @@ class EvaluationResult(FrozenModel):
 
     def write(self, folder: Path) -> None:
         """Write ``evaluation.json``; it appears complete or not at all."""
-        beside = folder / f"{FILE}.new"
-        beside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        beside.replace(folder / FILE)
+        write_whole(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> EvaluationResult:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +18,7 @@ from delta_cli.rewards.math.boxed import closed_boxes
 from delta_cli.rewards.math.external_graders import LENIENT
 from delta_cli.rewards.math.last_number import MARK, last_number, number_reward
 from delta_cli.rewards.math.verdict import math_reward, warm_up
-from delta_cli.user_file import load_function
+from delta_cli.user_file import load_function, run
 
 Verifier = Callable[[str, Problem], float]
 GroupReward = Callable[[Sequence[str], Problem], Sequence[float | None]]
@@ -88,7 +86,7 @@ def custom(path: Path, name: str) -> Verifier:
     function = load_function(path, name, "reward", f"{name}(response, problem) -> float")
 
     def grade(response: str, problem: Problem) -> float:
-        return _number(_called(function, response, problem), f"{path}:{name}")
+        return _number(run(function, response, problem), f"{path}:{name}")
 
     return grade
 
@@ -102,7 +100,7 @@ def custom_group(reward: Reward) -> GroupReward:
     function = load_function(path, name, "reward", f"{name}(responses, problem) -> list of floats")
 
     def grade(responses: Sequence[str], problem: Problem) -> list[float]:
-        values = _called(function, list(responses), problem)
+        values = run(function, list(responses), problem)
         if not isinstance(values, Sequence) or len(values) != len(responses):
             raise UserError(
                 f"{path}:{name} returned {str(values)[:80]!r}; it must return {len(responses)} numbers, one for each "
@@ -111,12 +109,6 @@ def custom_group(reward: Reward) -> GroupReward:
         return [_number(value, f"{path}:{name}") for value in values]
 
     return grade
-
-
-def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, at once or when it is awaited."""
-    found = function(*arguments)
-    return asyncio.run(found) if inspect.iscoroutine(found) else found
 
 
 def _number(value: Any, where: str) -> float:

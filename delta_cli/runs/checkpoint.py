@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 import stat
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from backends.collective import SOLO
 from backends.interface import Collective, FileDigests, WriteState
-from delta_cli.runs.folder import BACKEND_WRITES, writing
+from delta_cli.runs.folder import BACKEND_WRITES, flush, writing
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -90,7 +89,7 @@ def complete(root: Path, state: State, recipe: str, digests: FileDigests, ranks:
             if final.exists():  # damaged: the run resumed from an earlier one
                 shutil.rmtree(final)
             partial.rename(final)
-            _sync(root)
+            flush(root)
     ranks.barrier()  # no rank may exit before rank 0 has completed it
     return final
 
@@ -204,23 +203,14 @@ def _seal(folder: Path, digests: FileDigests) -> None:
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()
         if name not in digests:
-            _sync(file)
+            flush(file)
         files[name] = {"bytes": file.stat().st_size, "sha256": digests.get(name) or _digest(file)}
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n", encoding="utf-8")
-    _sync(manifest)
-    _sync(folder)
+    flush(manifest)
+    flush(folder)
 
 
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or a folder's directory entries, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

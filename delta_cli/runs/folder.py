@@ -51,6 +51,22 @@ def writing(path: Path, *also: type[Exception], remedy: str = RUN_AGAIN) -> Iter
         raise UserError(f"{path}: cannot be written ({reason}); {remedy}") from error
 
 
+@contextmanager
+def alone(folder: Path, what: str) -> Iterator[None]:
+    """Create the folder of a ``what`` and lock it. Raises UserError if another process has locked it."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder}: another process runs this {what}; wait for it, or choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class RunFolder:
     """The paths of a run and the lines it writes. Only one process at a time may hold the folder."""
 
@@ -112,14 +128,14 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             for file in (self.metrics, self.evaluations, self.notices):
                 if file.exists():
-                    _write_whole(file, "".join(map(_line, _up_to(step, file))))
+                    write_whole(file, "".join(map(_line, _up_to(step, file))))
             for file in self.rollouts.glob(".step-*.partial"):
                 file.unlink()  # of a killed process
             for file in self.rollouts.glob("step-*.jsonl.gz"):
                 number = file.name[5:-9]  # a file that is not ours stays
                 if number.isdecimal() and int(number) > (step or 0):
                     file.unlink()
-            _write_whole(self.recipe, recipe)
+            write_whole(self.recipe, recipe)
 
     def append(self, file: Path, record: JsonObject) -> None:
         """Add a line to one of the folder's .jsonl files."""
@@ -134,7 +150,7 @@ class RunFolder:
             if record.get("step") == step:
                 amended = records[place] = record | changes
         with writing(self.metrics):
-            _write_whole(self.metrics, "".join(map(_line, records)))
+            write_whole(self.metrics, "".join(map(_line, records)))
         return amended
 
     def sync(self) -> None:
@@ -142,7 +158,7 @@ class RunFolder:
         for file in (self.metrics, self.evaluations, self.notices):
             if file.exists():
                 with writing(file):
-                    _sync(file)
+                    flush(file)
 
     def emptied_model(self) -> Path:
         """Create the folder of the exported model, or delete the files of an earlier export from it."""
@@ -168,7 +184,7 @@ class RunFolder:
         with writing(part):
             with gzip.open(part, "wt", compresslevel=1, encoding="utf-8") as stream:
                 stream.writelines(map(_line, records))
-            _sync(part)
+            flush(part)
 
     def join_rollout_parts(self, step: int, ranks: int) -> None:
         """Make one file of the shares of all ranks, in rank order; it appears complete or not at all."""
@@ -181,7 +197,7 @@ class RunFolder:
                         with part.open("rb") as stream:
                             shutil.copyfileobj(stream, joined)
                         part.unlink()
-                _sync(parts[0])
+                flush(parts[0])
             parts[0].replace(file)
 
     def _rollout_part(self, step: int, rank: int) -> Path:
@@ -285,20 +301,21 @@ def _up_to(step: int | None, file: Path) -> list[JsonObject]:
     return [record for record in records if record["step"] <= step]
 
 
-def _write_whole(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Replace a file atomically by one that is flushed to disk."""
     partial = file.with_name(f"{file.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    partial.write_text(text, encoding="utf-8")
+    flush(partial)
     partial.replace(file)
 
 
-def _sync(file: Path) -> None:
-    """Flush a file to disk."""
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
+def flush(path: Path) -> None:
+    """Flush a file, or a folder's directory entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _line(record: JsonObject) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from backends import registry
 from backends.collective import SOLO
-from backends.interface import Collective, Engine, Learner
+from backends.interface import Collective, Engine, Learner, Sampler
 from delta_cli.assets import context_of, model_path
 from delta_cli.data.load_report import LoadedData
 from delta_cli.data.loading import load_problems
@@ -28,7 +28,6 @@ from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Grader
 from delta_cli.rewards.verifiers import check_answers
 from delta_cli.rewards.weighted import RewardTerm, WeightedReward
-from delta_cli.rollout.open_sampler import open_sampler
 from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.runs.fingerprint import check_ranks, fingerprint
 from delta_cli.runs.folder import ReadOnlyRunFolder, RunFolder, ranks_without
@@ -81,7 +80,11 @@ def open_trainer(
         folder.shared = check_disk(run_dir, engine, ranks)
         notify = partial(_tell, observer)
         drawing_ranks = ranks.separate() if recipe.engine.async_steps else ranks  # batches ahead: in another thread
-        drawing = stack.enter_context(open_sampler(recipe, engine, run_dir, notify, drawing_ranks))
+        drawing: Sampler = engine
+        if recipe.engine.kind == "vllm":
+            from delta_cli.rollout.open_vllm import open_training_servers  # a local run does without vLLM's client
+
+            drawing = stack.enter_context(open_training_servers(recipe, engine, run_dir, notify, drawing_ranks))
         environments = open_episodes(recipe, tokenizer, stack)
         template, longest = recipe.data.prompt_template, _prompt_tokens(recipe)
         queued = shares_prompts(recipe, engine, ranks)

@@ -46,7 +46,7 @@ def test_a_local_run_does_not_import_vllms_client(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom delta_cli.cli import app\n"
         f"try:\n    app({arguments!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "print(*[name for name in sys.modules if 'vllm' in name], 'delta_cli.rollout.open_sampler' in sys.modules)"
+        "print(*[name for name in sys.modules if 'vllm' in name], 'delta_cli.training.setup' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "True", done.stdout + done.stderr

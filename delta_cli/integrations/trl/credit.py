@@ -15,8 +15,9 @@ from torch import Tensor
 from backends.arrays import Bools, Doubles
 from delta_cli.credit import TokenCoefficients, token_coefficients
 from delta_cli.credit.distributed import DistributedBatch, HeldFeatures, gather_batch
+from delta_cli.credit.features import SelectedFeatures
 from delta_cli.credit.weight_functions import CreditInput, WeightFunction
-from delta_cli.integrations.trl.scoring import CountedFeatures, ScoredCompletions
+from delta_cli.integrations.trl.scoring import ScoredCompletions
 from delta_cli.recipe.method import DeltaSection
 from delta_cli.training.metrics import describe_coefficients
 
@@ -64,7 +65,7 @@ def credit(
     scale = -np.expm1(logps) if section.proxy == "output_row" else np.ones(len(logps))
     rows = accelerator.process_index * len(per_response) + np.arange(len(per_response))
     starts = np.concatenate([[0], np.cumsum(counted.sum(1).cpu().numpy())])
-    features = CountedFeatures(scored.features, int(scored.mask.sum()), index, scale)
+    features = SelectedFeatures(scored.features, index, int(scored.mask.sum()), scale)
     ranks = AcceleratorRanks(accelerator)
     groups = rows // num_generations
     try:

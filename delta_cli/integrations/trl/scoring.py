@@ -17,8 +17,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-from backends.arrays import Ids
-from backends.interface import Floats, Proxy
+from backends.interface import Proxy
 from backends.torch.features import PositionedRows, TorchFeatures
 from backends.torch.head import TorchHead
 from delta_cli.integrations.trl.config import DelTAArguments
@@ -209,35 +208,3 @@ class FeatureScorer:
                 f"delta_proxy '{self._proxy.kind}' does not support this model's logits ({found[0]}); "
                 "set delta_proxy='output_row'"
             )
-
-
-class CountedFeatures:
-    """The features of the N counted tokens among all completion tokens, each multiplied by its factor.
-
-    ``index`` [N] holds their positions in ascending order; tokens that a tool wrote are not counted.
-    """
-
-    def __init__(self, rows: TorchFeatures, total: int, index: Ids, scale: Floats) -> None:
-        self._rows, self._total, self._index, self._scale = rows, total, index, scale
-
-    def weighted_sum(self, weights: Floats) -> Floats:
-        """Σ_t weights[s, t]·v_t, float64 [S, H], for weights [S, N]."""
-        everywhere = np.zeros((len(weights), self._total))
-        everywhere[:, self._index] = weights * self._scale
-        return np.asarray(self._rows.weighted_sum(everywhere))
-
-    def project(self, direction: Floats) -> Floats:
-        """⟨v_t, direction⟩, float64 [N]."""
-        return np.asarray(self._rows.project(direction))[self._index] * self._scale
-
-    def squared_norms(self) -> Floats:
-        """‖v_t‖², float64 [N]."""
-        return np.asarray(self._rows.squared_norms())[self._index] * self._scale**2
-
-    def slice(self, start: int, stop: int) -> CountedFeatures:
-        """The features of the tokens start:stop, in the same memory."""
-        if start == stop:
-            return CountedFeatures(self._rows.slice(0, 0), 0, self._index[:0], self._scale[:0])
-        first, last = int(self._index[start]), int(self._index[stop - 1]) + 1
-        index = self._index[start:stop] - first
-        return CountedFeatures(self._rows.slice(first, last), last - first, index, self._scale[start:stop])
