@@ -8,7 +8,8 @@ batch is then simulated step by step: responses with lengths like an exponential
 the weights and keys once and launches the counted kernels. "slots" gives every response the columns of the longest,
 as without the kernel for pages; "pages" admits by tokens. Scoring and updating are those of ``delta doctor``,
 which takes one rate for all products, and once more from what layers move and multiply (benchmarks/count_layers.py):
-for bfloat16 weights, and for float32 weights under autocast. benchmarks/gpu_plan.py measures them where there is a GPU.
+for float32 weights under autocast, for bfloat16 weights, and for those with long sequences as squares.
+benchmarks/gpu_plan.py measures them where there is a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from common import show, write
-from count_layers import layer_work
+from count_layers import PROMPT, VIEWS, layer_work
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,7 @@ from backends.interface import RolloutRequest, Sampling
 from backends.settings import BackendSettings
 from backends.torch import attention, backend, create, fused_norms
 from backends.torch.cuda_graphs import GraphRunner
+from backends.torch.varlen_attention import SQUARE, SQUARE_STEP
 from delta_cli.assets.random_model import write_qwen3
 from delta_cli.doctor import assumptions, gpu_time
 from delta_cli.doctor.gpus import GPUS
@@ -44,10 +46,12 @@ from delta_cli.doctor.workload import attention_flops, head_flops, update_flops
 from delta_cli.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "qwen3_8b.toml"
-VIEWS = {"_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}  # launch nothing
 DEPTHS = (2, 4)  # layers of the tiny models
 EVERY = 8  # tokens between two looks at what has finished
-PRODUCTS, ATTENTION = 0.65, 0.4  # of the peak, in scoring and updates; assumed, as published for large ones on an H100
+PRODUCTS = 0.65  # of the peak, in scoring and updates; assumed, as published for large ones on an H100
+# The same for attention by FlashAttention 2 and by cuDNN: a little below what the paper of FlashAttention 3 measured
+# for their forward passes on an H100 (370 and 600 of 989 TFLOP/s), because backward passes are slower.
+ATTENTION = {"autocast": 0.35, "bfloat16": 0.35, "squares": 0.55}
 SLOTS = 12  # that fit 141 GB when each has the columns of the longest response of an evaluation
 
 
@@ -139,10 +143,17 @@ def simulate(lengths: np.ndarray, step: Callable[[np.ndarray], float], fits: Cal
     return Drawing(seconds, steps, rows / steps, float(lengths.sum()) / seconds, preempted)
 
 
-def layer_seconds(request: PlanRequest, updating: float) -> dict[str, dict[str, float]]:
+def square_padding(lengths: np.ndarray) -> float:
+    """Pairs of queries and keys in the squares of responses, relative to the pairs that count."""
+    keys = PROMPT + lengths
+    widths = np.where(keys < SQUARE, keys, -(-keys // SQUARE_STEP) * SQUARE_STEP)
+    return float((widths**2).sum() / (keys**2 - PROMPT**2).sum())
+
+
+def layer_seconds(request: PlanRequest, updating: float, padding: float) -> dict[str, dict[str, float]]:
     """Seconds of scoring and updating from the counts of a layer; ``updating`` are the doctor's seconds.
 
-    What AdamW takes is the doctor's.
+    What AdamW takes is the doctor's. ``padding`` multiplies the pairs of attention in squares.
     """
     shape, work, gpu = request.shape, request.drawn, request.gpu
     flops = update_flops(shape, request.mini_batch, recompute=True, frozen=False)
@@ -155,7 +166,8 @@ def layer_seconds(request: PlanRequest, updating: float) -> dict[str, dict[str, 
             layer, tokens = phases[phase], shape.layers * work.packed
             products = (layer.flops * tokens + passes * head) / (PRODUCTS * gpu.flops)
             moved = gpu_time.reading(layer.bytes * tokens, gpu)
-            found[way][phase] = products + moved + passes * pairs / (ATTENTION * gpu.flops) + beside
+            attended = pairs * (padding if way == "squares" else 1) / (ATTENTION[way] * gpu.flops)
+            found[way][phase] = products + moved + passes * attended + beside
     return found
 
 
@@ -181,6 +193,7 @@ def predicted(counted: dict[str, float], responses: int | None = None) -> dict[s
         ),
         "pages": simulate(lengths, lambda held: seconds(len(held), held.sum()), lambda held: held.sum() <= pool),
     }
+    padding = square_padding(lengths)
     other = {phase.name: phase.seconds for phase in found.phases if phase.name != "drawing"}
     return {
         "pool_tokens": pool,
@@ -188,8 +201,9 @@ def predicted(counted: dict[str, float], responses: int | None = None) -> dict[s
         "doctor_drawing_seconds": found.phases[0].seconds,
         "other_seconds": other,
         "step_seconds": {name: drawing.seconds + sum(other.values()) for name, drawing in drawings.items()},
-        "counted_layers": (layers := layer_seconds(request, other["updating"])),
-        "counted_step_seconds": drawings["pages"].seconds + sum(layers["bfloat16"].values()),
+        "counted_layers": (layers := layer_seconds(request, other["updating"], padding)),
+        "square_padding": padding,
+        "counted_step_seconds": drawings["pages"].seconds + sum(layers["squares"].values()),
     }
 
 

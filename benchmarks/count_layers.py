@@ -27,12 +27,13 @@ from backends.interface import Sequences, starts_of
 from backends.torch import attention, varlen_attention
 from backends.torch.model import TorchPolicy
 
-VIEWS = {"_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh", "alias"}
+# Launch nothing; "device" is how a tensor without numbers is asked where it lies.
+VIEWS = {"_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh", "alias", "device"}
 PRODUCTS = {"mm", "addmm", "bmm"}
 WIDTHS = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
 LENGTHS, PROMPT = (8000, 6000, 4000, 2000), 150
 TOKENS = PROMPT + sum(LENGTHS) - len(LENGTHS)  # of the packed row; the last of each response predicts nothing
-WAYS = ("autocast", "bfloat16")
+WAYS = ("autocast", "bfloat16", "squares")  # the last is bfloat16 with long sequences as squares
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,17 @@ def _policy(layers: int, way: str) -> TorchPolicy:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     config = Qwen3Config(vocab_size=64, num_hidden_layers=layers, head_dim=128, tie_word_embeddings=False, **WIDTHS)
-    dtype = torch.float32 if way == "autocast" else torch.bfloat16
+    mixed = way == "autocast"
+    dtype = torch.float32 if mixed else torch.bfloat16
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=dtype)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    if way == "bfloat16":
+    if not mixed:
         for module in model.modules():
             if type(module).__name__ == "Qwen3RMSNorm":
                 module.forward = MethodType(lambda self, hidden_states: _norm(self, hidden_states), module)
     policy = TorchPolicy(model, Path(), torch.bfloat16)
-    policy.mixed, policy.varlen = way == "autocast", True
+    policy.mixed, policy.varlen, policy.squares = mixed, True, way == "squares"
     return policy
 
 
@@ -129,7 +131,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
 @contextmanager
 def _without_numbers() -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(patch.object(varlen_attention, "_kernel", _attend))
+        for name in ("_kernel", "_square_kernel"):
+            stack.enter_context(patch.object(varlen_attention, name, _attend))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 
