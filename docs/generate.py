@@ -15,7 +15,7 @@ from pages.markdown import HEAD, table
 from pages.plans import memory, paper_hours, scale
 
 from delta_cli.credit.corrections import CORRECTIONS
-from delta_cli.credit.methods import PRESET_CREDIT, PRESETS, Method
+from delta_cli.credit.methods import PRESET_KEYS, PRESETS, Method
 from delta_cli.recipe import Recipe, json_schema, key_reference
 from delta_cli.recipe.document import toml_value
 from delta_cli.recipe.keys import section_of
@@ -216,8 +216,8 @@ def _preset(name: str) -> tuple[str, ...]:
         for field in fields(Method)
         if field.name not in CHOICES and getattr(method, field.name) != field.default
     )
-    credit = (f"delta.{field} {value}" for field, value in PRESET_CREDIT.get(name, {}).items())
-    return (f"`{name}`", *(getattr(method, choice) for choice in CHOICES), ", ".join([*changed, *credit]))
+    keys = (f"{section}.{key} {value}" for section, of in PRESET_KEYS.get(name, {}).items() for key, value in of.items())
+    return (f"`{name}`", *(getattr(method, choice) for choice in CHOICES), ", ".join([*changed, *keys]))
 
 
 def _code(text: str) -> str:

@@ -123,11 +123,16 @@ PRESETS: dict[str, Method] = {
     "kl_cov": Method("group_normalised", "uniform", "none", "token_mean", covariance="kl"),
     "delta": replace(_DAPO, credit="delta"),
     "delta_group": replace(_DAPO, credit="delta"),
+    "delta_light": replace(_DAPO, credit="delta"),
 }
 
-# Changes of presets to the coefficients. delta_group, with the exact proxy and centroids inside each prompt's group, is
-# the variant that beat DAPO in the test of the lab's one hypothesis (docs/real.md).
-PRESET_CREDIT: dict[str, dict[str, str]] = {"delta_group": {"proxy": "hidden_exact", "scope": "group"}}
+# What presets change beside the method, by recipe section; each is the arm of a hypothesis that held on fresh seeds.
+# delta_group has the exact proxy and centroids inside each prompt's group (docs/real.md), delta_light gives each side
+# mean 1 and wrong responses half their weight (docs/bench.md).
+PRESET_KEYS: dict[str, dict[str, dict[str, str | float]]] = {
+    "delta_group": {"delta": {"proxy": "hidden_exact", "scope": "group"}},
+    "delta_light": {"method": {"normalise": "side", "weight_negative": 0.5}},
+}
 
 
 def method(preset: str, **changes: Any) -> Method:

@@ -44,6 +44,7 @@ Preset = Literal[
     "kl_cov",
     "delta",
     "delta_group",
+    "delta_light",
 ]
 assert set(get_args(Preset)) == set(PRESETS)
 CorrectionPreset = Literal[

@@ -22,7 +22,7 @@ from backends.settings import (
     key,
 )
 from delta_cli.credit.divergences import KlEstimator
-from delta_cli.credit.methods import PRESET_CREDIT
+from delta_cli.credit.methods import PRESET_KEYS
 from delta_cli.recipe.data import DataSection
 from delta_cli.recipe.environment import EnvironmentSection
 from delta_cli.recipe.method import CorrectionSection, DeltaSection, MethodSection
@@ -230,13 +230,13 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _credit_of_the_preset(cls, table: Any) -> Any:
-        """Keys that are absent from [delta] take the preset's values."""
+    def _keys_of_the_preset(cls, table: Any) -> Any:
+        """Keys of [method] and [delta] that are absent take the preset's values."""
         section = table.get("method") if isinstance(table, dict) else None
         preset = section.get("preset") if isinstance(section, dict) else None
-        if isinstance(preset, str) and preset in PRESET_CREDIT and isinstance(table.get("delta", {}), dict):
-            return table | {"delta": PRESET_CREDIT[preset] | table.get("delta", {})}
-        return table
+        keys = PRESET_KEYS.get(preset, {}) if isinstance(preset, str) else {}
+        given = {name: table.get(name, {}) for name in keys}
+        return table | {name: keys[name] | found for name, found in given.items() if isinstance(found, dict)}
 
     @model_validator(mode="before")
     @classmethod

@@ -323,6 +323,7 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "kl_cov": kl_cov,
     "delta": dapo,
     "delta_group": dapo,
+    "delta_light": dapo,
 }
 
 

@@ -242,5 +242,6 @@ def test_presets_are_the_table() -> None:
         "kl_cov": (group, "uniform", "none", "token_mean", 0.2, None),
         "delta": (group, "delta", "clip", "token_mean", 0.28, 10.0),
         "delta_group": (group, "delta", "clip", "token_mean", 0.28, 10.0),
+        "delta_light": (group, "delta", "clip", "token_mean", 0.28, 10.0),
     }
     assert isinstance(method("grpo", eps_high=0.3), Method)

@@ -119,7 +119,12 @@ def test_a_method_is_its_preset_with_changes() -> None:
     assert (method.credit, method.eps_high, method.dual_clip) == ("delta", 0.5, PRESETS["dapo"].dual_clip)
 
 
-def test_a_preset_may_change_the_coefficients_too() -> None:
+def test_a_preset_may_change_other_keys_too() -> None:
+    light = load_recipe(None, ["method.preset=delta_light", "method.weight_negative=0.75"]).method
+    assert (light.normalise, light.weight_negative) == ("side", 0.75)
+    assert load_recipe(None, ["method.preset=delta_light"]).method.weight_negative == 0.5
+    plain = load_recipe(None, ["method.preset=delta"]).method
+    assert (plain.normalise, plain.weight_negative) == (None, 1.0)
     delta = load_recipe(None, ["method.preset=delta_group", "delta.proxy=hidden_topk"]).delta
     assert (delta.proxy, delta.scope) == ("hidden_topk", "group")
     assert load_recipe(None, ["method.preset=delta_group"]).delta.proxy == "hidden_exact"
