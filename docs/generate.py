@@ -216,7 +216,7 @@ def _preset(name: str) -> tuple[str, ...]:
         for field in fields(Method)
         if field.name not in CHOICES and getattr(method, field.name) != field.default
     )
-    keys = (f"{section}.{key} {value}" for section, of in PRESET_KEYS.get(name, {}).items() for key, value in of.items())
+    keys = (f"{section}.{key} {it}" for section, of in PRESET_KEYS.get(name, {}).items() for key, it in of.items())
     return (f"`{name}`", *(getattr(method, choice) for choice in CHOICES), ", ".join([*changed, *keys]))
 
 
