@@ -52,7 +52,7 @@ def likelier(logp: np.ndarray, rows: np.ndarray) -> tuple[float, np.ndarray]:
 # --------------------------------------------------------------------------- score and features
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 @pytest.mark.parametrize("proxy", [Proxy("output_row"), Proxy("hidden_topk", k=3), Proxy("hidden_exact")])
 def test_features_are_the_same_wherever_they_live(folder: Path, dtype: str, proxy: Proxy) -> None:
     """On the device, the host or nowhere, in both storage types: the same bits, so the same sums."""

@@ -60,7 +60,7 @@ def weights_of(layer: nn.Module) -> Array:
     return codes * scales + biases
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("softcap", [pytest.param(None, marks=pytest.mark.long), 2.0])
 @pytest.mark.parametrize("make", [plain, packed("affine"), packed("mxfp4")], ids=["bfloat16", "4 bits", "mxfp4"])
 def test_a_head_of_few_bits_is_that_of_float64(make: Callable[[], nn.Module], softcap: float | None) -> None:
     """Log-probabilities, their gradient and features; products in bfloat16 would be off by 0.03 nats and more."""

@@ -65,7 +65,9 @@ def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None
         np.testing.assert_allclose(found[name], part, rtol=0, atol=1e-6 * largest, err_msg=name)
 
 
-@pytest.mark.parametrize("budget", [16384, 40, 20])
+@pytest.mark.parametrize(
+    "budget", [pytest.param(16384, marks=pytest.mark.long), pytest.param(40, marks=pytest.mark.long), 20]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, targets=("q_proj", "up_proj"), layers=1)])
 def test_the_gradient_is_that_of_each_with_its_own_prompt(

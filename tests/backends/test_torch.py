@@ -88,7 +88,7 @@ def test_training_sees_the_logprobs_that_were_scored(
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="on a GPU one kernel makes the whole matrix")
-@pytest.mark.parametrize("tie", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("tie", [True, pytest.param(False, marks=pytest.mark.long)], ids=["tied", "untied"])
 def test_the_embeddings_gradient_is_added_by_rows(tmp_path: Path, sequences: Sequences, tie: bool) -> None:
     """As by a gradient of the whole vocabulary but for rounding, over several micro-batches; no such matrix is made."""
     shape = {"hidden": 16, "layers": 1, "head_dim": 4, "intermediate": 24}

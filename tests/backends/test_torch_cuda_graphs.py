@@ -89,7 +89,13 @@ def plainly(make: Callable[..., TorchEngine], request: RolloutRequest = REQUEST,
 
 @pytest.mark.parametrize("layout", ["slots", "pages"])
 @pytest.mark.parametrize(
-    ("slots", "proxy"), [(5, Proxy()), (16, Proxy("hidden_exact")), (512, Proxy()), (512, Proxy("hidden_topk", 3))]
+    ("slots", "proxy"),
+    [
+        (5, Proxy()),
+        pytest.param(16, Proxy("hidden_exact"), marks=pytest.mark.long),
+        pytest.param(512, Proxy(), marks=pytest.mark.long),
+        (512, Proxy("hidden_topk", 3)),
+    ],
 )
 def test_responses_are_those_of_plain_forwards(
     slots: int,

@@ -64,7 +64,10 @@ def test_slots(
 
 
 @pytest.mark.usefixtures("pages")
-@pytest.mark.parametrize(("every", "room"), [(1, None), (4, None), (1, 9), (3, 12)])
+@pytest.mark.parametrize(
+    ("every", "room"),
+    [pytest.param(1, None, marks=pytest.mark.long), (4, None), (1, 9), pytest.param(3, 12, marks=pytest.mark.long)],
+)
 def test_pages_also_where_responses_have_to_leave(
     every: int,
     room: int | None,

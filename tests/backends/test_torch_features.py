@@ -138,7 +138,7 @@ def test_long_sums_keep_their_precision(budget: int) -> None:
 # --------------------------------------------------------------------------------- with the backend
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.kind)
 def test_what_is_computed_again_is_what_would_have_been_kept(
     make: Callable[..., TorchEngine], sequences: Sequences, proxy: Proxy, dtype: str

@@ -70,7 +70,7 @@ def load(folder: Path | str, **settings: Any) -> Engine:
     return create(BackendSettings.of(str(folder), **settings), DEVICE)
 
 
-@pytest.mark.parametrize("layout", ["slots", "pages"])
+@pytest.mark.parametrize("layout", [pytest.param("slots", marks=pytest.mark.long), "pages"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_architectures(kind: str, layout: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Responses much longer than a sliding window: what was sampled, what is scored and the whole model agree."""

@@ -118,7 +118,9 @@ def test_a_pool_without_room_for_one_response(make: Callable[..., TorchEngine]) 
 
 
 @pytest.mark.usefixtures("pages")
-@pytest.mark.parametrize("where", ["step", "update", "admit"])
+@pytest.mark.parametrize(
+    "where", [pytest.param("step", marks=pytest.mark.long), pytest.param("update", marks=pytest.mark.long), "admit"]
+)
 def test_out_of_memory_halves_the_pool(
     where: str,
     make: Callable[..., TorchEngine],

@@ -153,7 +153,9 @@ class Memory:
         monkeypatch.setattr(SlotCache, where, limited)
 
 
-@pytest.mark.parametrize("where", ["step", "update", "admit"])
+@pytest.mark.parametrize(
+    "where", ["step", pytest.param("update", marks=pytest.mark.long), pytest.param("admit", marks=pytest.mark.long)]
+)
 def test_out_of_memory_halves_the_responses_at_a_time(
     make: Callable[..., TorchEngine], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

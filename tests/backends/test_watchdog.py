@@ -78,7 +78,10 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", ["stuck", "stopped", "asked to end"])
+@pytest.mark.parametrize(
+    "how",
+    ["stuck", pytest.param("stopped", marks=pytest.mark.long), pytest.param("asked to end", marks=pytest.mark.long)],
+)
 def test_a_rank_that_hangs_ends_the_others(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands still and answers, or is stopped; or it is stopped, and somebody asks the others to end."""
     timeout = "100" if how == "asked to end" else "1"

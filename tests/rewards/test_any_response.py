@@ -101,7 +101,10 @@ def test_every_kind_has_a_verdict_on_ten_thousand_responses(name: str, tmp_path:
     submit_all(name, tmp_path, responses(1, few.get(name, 10_000)))
 
 
-@pytest.mark.parametrize("name", ["math", "number", "format", "length"])
+@pytest.mark.parametrize(
+    "name",
+    ["math", pytest.param("number", marks=pytest.mark.long), pytest.param("format", marks=pytest.mark.long), "length"],
+)
 def test_what_is_graded_in_this_process_takes_little_time(name: str, tmp_path: Path) -> None:
     """Long responses go to a worker. Those that are just short enough are graded here."""
     with make(name, tmp_path) as grader:

@@ -55,7 +55,7 @@ def test_a_long_phase_is_abandoned(phase: str, backend: str, model: Path, tmp_pa
 
 
 @pytest.mark.parametrize("phase", ["score", "update"])
-@pytest.mark.parametrize("backend", ["fake", "cpu", "mlx"])
+@pytest.mark.parametrize("backend", [pytest.param("fake", marks=pytest.mark.long), "cpu", "mlx"])
 def test_a_forward_is_abandoned_between_micro_batches(phase: str, backend: str, model: Path, tmp_path: Path) -> None:
     """Micro-batches are slowed down here. A resume repeats the abandoned step and gives the same result."""
     changes = SHORT | {"rollout__max_tokens": 8, "update__micro_batch_tokens": 48, "evaluation__at_start": False}

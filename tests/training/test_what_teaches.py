@@ -147,7 +147,15 @@ def test_nothing_changes(name: str, model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "mlx"])
-@pytest.mark.parametrize("name", ["delta", "fipo", "exact", "no-features"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "delta",
+        pytest.param("fipo", marks=pytest.mark.long),
+        "exact",
+        pytest.param("no-features", marks=pytest.mark.long),
+    ],
+)
 def test_nothing_changes_in_float32(name: str, backend: str, model: Path, tmp_path: Path) -> None:
     if backend == "mlx":
         pytest.importorskip("mlx.core")
