@@ -14,7 +14,6 @@ from delta_cli.runs.folder import JsonObject
 from delta_cli.study.summary import SeedInterval, over_seeds
 
 LEVEL, POWER = 0.05, 0.8
-SANITY_LEVEL = 0.01
 LIGHTER = "wrong side × 0.5"  # the second reference, because lightening the wrong side alone may explain a gain
 
 
@@ -71,20 +70,13 @@ class AdapterCredit:
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """A task's rows, and whether the bench tells good from bad there."""
+    """A task's rows, and how clearly the bench tells good from bad there."""
 
     task: str
     rows: list[BenchRow]
     fit: PairedComparison | None  # the solver's credit over DAPO
     told_apart: dict[str, PairedComparison]  # the solver's credit over each bad one
     adapters: dict[str, dict[str, AdapterCredit]]  # by credit and adapter
-
-    @property
-    def sane(self) -> bool | None:
-        """Whether the solver's credit is above every bad one with p < 0.01; None if that was not measured."""
-        if not self.told_apart:
-            return None
-        return all(found.p_greater < SANITY_LEVEL for found in self.told_apart.values())
 
 
 def summarise(found: Sequence[JsonObject]) -> list[TaskSummary]:

@@ -30,15 +30,15 @@ def usage_message(error: Any) -> str:
     if kind == "BadParameter":
         text = _bad_value(text)
     text = re.sub(r"\. Did you mean '(.*?)'.*", r"; did you mean \1?", text)
-    return f"{where} {text[:1].lower()}{text[1:]}{'' if text.endswith('?') else _help(path)}"
+    return f"{where} {text[:1].lower()}{text[1:]}{'' if text.endswith('?') else _see_help(path)}"
 
 
 def _instead(error: Any, path: str) -> str:
     """What to type instead of an option that the command does not have."""
-    if hint := _key(error.option_name, path):
+    if hint := _recipe_key(error.option_name, path):
         return hint
     close = [option for option in error.possibilities or () if option != "--help"]
-    return f"; did you mean {close[0]}?" if close else _help(path)
+    return f"; did you mean {close[0]}?" if close else _see_help(path)
 
 
 def _bad_value(text: str) -> str:
@@ -50,7 +50,7 @@ def _bad_value(text: str) -> str:
     for pattern, words in REASONS.items():
         if match := re.search(pattern, why):
             why = words.format(*match.groups())
-    return f"{option} {_typed(option)}: {why}"
+    return f"{option} {_value_typed_for(option)}: {why}"
 
 
 REASONS = {
@@ -63,8 +63,7 @@ REASONS = {
 }
 
 
-def _typed(option: str) -> str:
-    """The value that was typed for an option."""
+def _value_typed_for(option: str) -> str:
     for place, word in enumerate(sys.argv):
         if word.startswith(f"{option}="):
             return word.partition("=")[2][:LONGEST]
@@ -73,11 +72,11 @@ def _typed(option: str) -> str:
     return ""
 
 
-def _help(path: str) -> str:
+def _see_help(path: str) -> str:
     return f"; see {path} --help"
 
 
-def _key(option: str, path: str) -> str:
+def _recipe_key(option: str, path: str) -> str:
     """A hint at the recipe key that an option of this name may mean."""
     from delta_cli.recipe.messages import setting
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -19,7 +18,7 @@ from delta_cli.errors import UserError
 from delta_cli.evaluation.evaluate import Benchmark
 from delta_cli.evaluation.results import EvaluationSettings, FrozenModel
 from delta_cli.recipe.data import ProblemSource
-from delta_cli.recipe.messages import explain_keys
+from delta_cli.recipe.messages import did_you_mean, explain_keys
 
 
 class BenchmarkSpec(ProblemSource):
@@ -71,8 +70,7 @@ def load_suite(name: str) -> Suite:
     if name.endswith(SUFFIXES):
         raise UserError(f"--suite {name}: is a data file, not a suite; evaluate on it with --data {name}")
     if path.suffix != ".toml":
-        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(name, names())
         raise UserError(f"suite '{name}' does not exist{hint} (shipped: {', '.join(names())}; or the path of a .toml)")
     try:
         table = _toml(path.read_text(encoding="utf-8-sig"), name)

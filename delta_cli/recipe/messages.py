@@ -48,7 +48,7 @@ def explain_keys(error: ValidationError, where: str, model: type[BaseModel], opt
         for part in (part for part in parts[:-1] if isinstance(part, str)):
             model = section_of(model.model_fields[part].annotation) or model
         names = list(model.model_fields)
-        hint = _closest(str(parts[-1]), names).removeprefix("; ") or f"allowed: {', '.join(names)}"
+        hint = did_you_mean(str(parts[-1]), names).removeprefix("; ") or f"allowed: {', '.join(names)}"
         return f"{where}: unknown key {key}; {hint}"
     typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in options.items()}
     if parts and parts[-1] in typed:
@@ -74,7 +74,7 @@ def reason(error: Mapping[str, Any]) -> str:
         return f"it must be {word} {context[bound]:g}"
     if kind == "literal_error":
         words = [word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(",")]
-        return f"choose {_either(words)}{_closest(str(error['input']), words)}"
+        return f"choose {_either(words)}{did_you_mean(str(error['input']), words)}"
     if kind in WORDS:
         return WORDS[kind]
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -118,7 +118,8 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _closest(value: str, names: Sequence[str]) -> str:
+def did_you_mean(value: str, names: Sequence[str]) -> str:
+    """A hint at the name that a value resembles; empty if it resembles none."""
     close = difflib.get_close_matches(value, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 

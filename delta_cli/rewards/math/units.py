@@ -34,7 +34,6 @@ COUNTED_NOUNS = frozenset(
 SPELLINGS = {word: unit for unit, words in UNITS.items() for word in (unit, *words.split()) if word.isalpha()}
 SPELLINGS |= {noun: f"#{noun}" for noun in COUNTED_NOUNS}
 MAX_UNIT = 120  # characters of a unit
-UPRIGHT_ONLY = frozenset("m g s h l L t N J W V A K C T F u".split())  # noqa: SIM905 (in italics these are variables)
 AMBIGUOUS = frozenset({"K", "T", "C", "F", "A"})  # on one side only, these may be a factor or a name instead
 # Words of a question that are no thing one counts: they change the number before them.
 NOT_COUNTED = frozenset(
