@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Sharding = Literal["auto", "none", "optimizer", "full"]
+Sharding = Literal["auto", "none", "optimizer", "full", "hybrid"]
 
 ROLLOUT_BATCH = 512  # responses that a local engine generates at a time, by default
 
@@ -117,7 +117,16 @@ class Parallel(Section):
     sharding: Sharding = key(
         "auto",
         "what is split over processes. none: nothing; optimizer: gradients and moments; full: the weights as well; "
+        "hybrid: as full over the processes of a machine, and each machine holds a copy (HSDP); "
         "auto: none below 2 billion trained weights, else full",
+    )
+    shard_size: int | None = key(
+        None,
+        "hybrid: processes that hold one copy of the weights together, a divisor of their number; absent: those of a "
+        "machine, or all if each machine has one",
+        "processes",
+        ge=2,
+        le=1024,
     )
     prompt_queue: bool = key(
         False,

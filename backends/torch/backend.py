@@ -70,7 +70,7 @@ class TorchEngine(LocalEngine):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self._device = torch.device(name)
         self._collective = collective
-        self._parallel = DataParallel(collective, settings.parallel.sharding, self._device)
+        self._parallel = DataParallel(collective, settings.parallel, self._device)
         self._policy = load_for_rank(settings, self._device, collective, self._parallel.splits)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
         self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())

@@ -44,11 +44,12 @@ class TorchCollective:
                 )
             torch.cuda.set_device(local)
         self._device = torch.device(device)
+        self._timeout = NCCL_TIMEOUT if device == "cuda" else TIMEOUT
         try:
             store, rank, size = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
             # With both, tensors of either device find their way.
-            kinds, timeout = ("cpu:gloo,cuda:nccl", NCCL_TIMEOUT) if device == "cuda" else ("gloo", TIMEOUT)
-            dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=timeout)
+            kinds = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+            dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=self._timeout)
             self._gloo: Any = dist.new_group(backend="gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
@@ -72,13 +73,18 @@ class TorchCollective:
             dist.all_reduce(total, group=None if over_nccl else self._gloo)
         return total.cpu().numpy()
 
-    def sum_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Sum tensors over ranks in place, on the device they are on."""
+    def subgroup(self, sets: list[list[int]]) -> Any:
+        """The group of torch.distributed for the one of these sets of ranks that this rank is in."""
+        group, _ = dist.new_subgroups_by_enumeration(sets, timeout=self._timeout)
+        return group
+
+    def sum_tensors(self, tensors: Iterable[Tensor], group: Any = None) -> None:
+        """Sum tensors over the ranks of a ``subgroup``, or over all, in place, on the device they are on."""
         if self._device.type == "cuda":
             self.barrier()
         with self._waiting():
             for tensor in tensors:
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=group)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the first rank's numbers into the others' tensor of the same shape, on the device it is on."""

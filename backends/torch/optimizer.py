@@ -118,16 +118,15 @@ class TorchAdamW:
         return partial(self._write, copied)
 
     def _states(self) -> dict[str, dict[str, TensorRows]]:
-        """What this rank saves, by file and name."""
-        if self._parallel.collective.rank and not self._parallel.sharded:
+        """What this rank saves, by file and name: nothing beyond the first copy of the weights."""
+        if self._parallel.collective.rank >= self._parallel.shards:
             return {}
         step = torch.tensor(float(self._steps))
         moments = {**self._moment_entries(step), "step": state_file.whole(step)}
         return {"weights": self._weight_entries(), "moments": moments}
 
     def _write(self, states: Mapping[str, Mapping[str, TensorRows]], folder: Path) -> FileDigests:
-        ranks = self._parallel.collective
-        place = (ranks.rank, ranks.size) if self._parallel.sharded else (0, 1)
+        place = self._parallel.collective.rank, self._parallel.shards
         files = {stem: state_file.file_of(folder, stem, *place) for stem in states}
         return {files[stem].name: state_file.write(files[stem], entries) for stem, entries in states.items()}
 

@@ -3,10 +3,14 @@
 If the weights are split, a forward or backward pass gathers a layer's weights while it runs, which all ranks must do
 at the same time. So they agree on the number of micro-batches, and a rank that has fewer computes a token that counts
 for nothing.
+
+Under "hybrid" the weights are split over the ranks of a machine, and each machine holds a copy (HSDP). FSDP then knows
+the ranks of one copy alone, and gradients are summed over copies once an update, not in every micro-batch.
 """
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,8 +27,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from backends.batching import PackedBatch, pack
 from backends.collective import SOLO, any_of, most
-from backends.interface import Collective, Sequences
-from backends.settings import Sharding
+from backends.interface import BackendError, Collective, Sequences
+from backends.settings import Parallel
 from backends.torch.collective import TorchCollective
 from backends.torch.device import explained
 from backends.torch.model import TorchPolicy, tensors_of
@@ -105,12 +109,20 @@ def _without_hooks(modules: list[Any]) -> Iterator[None]:
 class DataParallel:
     """How the ranks that train one policy share its weights, gradients and micro-batches."""
 
-    def __init__(self, collective: Collective, sharding: Sharding, device: torch.device) -> None:
+    def __init__(self, collective: Collective, settings: Parallel, device: torch.device) -> None:
         self.collective = collective
-        self.sharded = False  # until ``decide`` has been called
-        self._sharding, self._device = sharding, device
-        self._reshard = sharding != "optimizer"
+        self.shards = 1  # the ranks that hold one copy of the weights together; until ``decide`` has been called
+        self._sharding, self._device = settings.sharding, device
+        self._reshard = settings.sharding != "optimizer"
         self._mesh: DeviceMesh | None = None
+        self._copies: Any = None  # the ranks that hold the same rows as this one, if there are several copies
+        hybrid = settings.sharding == "hybrid"
+        self._shard_size = shard_size(collective, settings.shard_size) if hybrid else collective.size
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the weights are split."""
+        return self.shards > 1
 
     def splits(self, trained: int) -> bool:
         """Whether so many trained weights are split over the ranks."""
@@ -119,9 +131,16 @@ class DataParallel:
 
     def decide(self, trained: int) -> None:
         """Decide whether so many trained weights are split."""
-        self.sharded = self.splits(trained)
-        if self.sharded:
-            self._mesh = init_device_mesh(self._device.type, (self.collective.size,))
+        if not self.splits(trained):
+            return
+        ranks, self.shards = self.collective.size, self._shard_size
+        if self.shards == ranks:
+            self._mesh = init_device_mesh(self._device.type, (ranks,))
+            return
+        assert isinstance(self.collective, TorchCollective)
+        copies = np.arange(ranks).reshape(-1, self.shards)
+        self._mesh = DeviceMesh.from_group(self.collective.subgroup(copies.tolist()), self._device.type)
+        self._copies = self.collective.subgroup(copies.T.tolist())
 
     def place(self, policy: TorchPolicy) -> None:
         """Bring a policy to the device, whole or split over the ranks."""
@@ -220,24 +239,42 @@ class DataParallel:
         return self.sharded and any_of(self.collective, here)
 
     def sum_gradients(self, gradients: Iterable[Tensor]) -> None:
-        """Sum whole gradients over ranks, in place; split ones were summed while they were computed."""
-        if self.collective.size > 1 and not self.sharded:
+        """Sum gradients over the copies of the weights, in place; over one copy's ranks they were while computed."""
+        if self.collective.size > self.shards:
             assert isinstance(self.collective, TorchCollective)  # what backends.torch.join gives
-            self.collective.sum_tensors(gradients)
+            self.collective.sum_tensors(gradients, self._copies)
 
     def norm(self, gradients: Iterable[Tensor]) -> float:
         """The norm of the whole gradient, from the part that this rank holds; the same on every rank."""
         found = float(nn.utils.get_total_norm(list(gradients)))
         if not self.sharded:
             return found
-        return float(np.sqrt(self.collective.sum(np.array([found**2]))[0]))
+        copies = self.collective.size // self.shards
+        return float(np.sqrt(self.collective.sum(np.array([found**2]))[0] / copies))
 
     def first_row(self, weight: Tensor) -> int:
         """The number, in the whole weight, of the first row that this rank holds."""
         if not isinstance(weight, DTensor):
             return 0
         rows = int(weight.shape[0])
-        return min(rows, self.collective.rank * -(-rows // self.collective.size))  # as torch.chunk splits them
+        return min(rows, self.collective.rank % self.shards * -(-rows // self.shards))  # as torch.chunk splits them
 
 
-ALONE = DataParallel(SOLO, "none", torch.device("cpu"))  # a single process
+def shard_size(collective: Collective, asked: int | None) -> int:
+    """How many ranks hold one copy of hybrid weights: as many as ``asked``, or those of a machine if it has several.
+
+    All of them if machines have different numbers. Raises BackendError if not every copy could have as many.
+    """
+    ranks = collective.size
+    if asked is None:
+        [here, *others] = collective.gather(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return here if here > 1 and {*others} == {here} and ranks % here == 0 else ranks
+    if ranks % asked:
+        raise BackendError(
+            f"parallel.shard_size = {asked}: {ranks} processes cannot form sets of {asked}; set it to a divisor of "
+            f"{ranks}, or leave it out"
+        )
+    return asked
+
+
+ALONE = DataParallel(SOLO, Parallel(), torch.device("cpu"))  # a single process

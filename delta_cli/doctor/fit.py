@@ -48,7 +48,8 @@ class MachineMemory:
 
     def layout(self, recipe: Recipe) -> ShardingLayout:
         """How the run is distributed over processes."""
-        return choose_sharding(recipe.parallel.processes, recipe.parallel.sharding, trained(recipe, self.shape))
+        processes = recipe.parallel.processes
+        return choose_sharding(processes, recipe.parallel, trained(recipe, self.shape), processes)
 
     def excess(self, recipe: Recipe) -> int:
         """The bytes above what there is."""

@@ -40,7 +40,8 @@ class PlanRequest:
     @cached_property
     def layout(self) -> ShardingLayout:
         """How the run is distributed over processes."""
-        return choose_sharding(self.processes, self.recipe.parallel.sharding, trained(self.recipe, self.shape))
+        count = trained(self.recipe, self.shape)
+        return choose_sharding(self.processes, self.recipe.parallel, count, self.gpu.node)
 
     def work(self, groups: int) -> Workload:
         """The work of this many groups of the recipe."""

@@ -33,7 +33,9 @@ def text(
     ``best`` is the plan with the keys ``settings``, which change no result; ``scaling`` was worked out with such keys
     for every number of GPUs. ``details`` lists every use of memory and the assumptions.
     """
-    spread = "" if found.layout.processes == 1 else f", sharding {found.layout.sharding}"
+    layout = found.layout
+    spread = "" if layout.processes == 1 else f", sharding {layout.sharding}"
+    spread += f" over {layout.parts}" if 1 < layout.parts < layout.processes else ""
     yield f"{'FITS' if found.fits else 'DOES NOT FIT'}: {_need(found)} GB of each GPU"
     yield from _advice(found, best, settings)
     yield ""

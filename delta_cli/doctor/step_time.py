@@ -180,11 +180,11 @@ def _collectives(request: PlanRequest, scoring: float, updating: float) -> StepP
     spread, layers, updates = request.layout, request.shape.layers, request.updates
     if spread.processes == 1:
         return StepPhase("collectives", 0.0, "one process")
-    gradient = gpu_time.gathering(request.trained_bytes, layers, spread.processes, request.gpu)
-    gather = gpu_time.gathering(request.weight_bytes, layers, spread.processes, request.gpu)
+    gradient = gpu_time.gathering(request.trained_bytes, layers, spread.parts, request.gpu)
+    gather = gpu_time.gathering(request.weight_bytes, layers, spread.parts, request.gpu)
     micro = request.micro_batches(request.mini_batch)
     if spread.sharding == "none":
-        transfers = updates * 2 * gradient
+        transfers = updates * 2 * gpu_time.gathering(request.trained_bytes, layers, spread.processes, request.gpu)
         seconds, how = gpu_time.exposed(transfers, updating), "gradients summed once an update"
     elif spread.sharding == "optimizer":
         transfers = updates * (gather + micro * gradient)
@@ -194,6 +194,11 @@ def _collectives(request: PlanRequest, scoring: float, updating: float) -> StepP
         transfers = scored + updates * micro * (2 * gather + gradient)
         seconds = gpu_time.exposed(scored, scoring) + gpu_time.exposed(transfers - scored, updating) + 2 * gather
         how = f"{micro} micro-batches an update, each 2 gathers and a scatter"
+    if spread.sharding != "none" and spread.copies > 1:  # each on a machine of its own
+        apart = replace(request.gpu, node=1)
+        summing = updates * 2 * gpu_time.gathering(request.trained_bytes, layers, spread.copies, apart)
+        transfers, seconds = transfers + summing, seconds + summing
+        how += f", sums over {spread.copies} copies an update"
     return StepPhase("collectives", seconds, f"{how}, {transfers:.1f} s before overlap")
 
 
@@ -205,7 +210,7 @@ def _sync(request: PlanRequest) -> StepPhase:
         return StepPhase("weight sync", files, "adapters written and read")
     gather = 0.0
     if spread.parts > 1:
-        gather = gpu_time.gathering(request.weight_bytes, request.shape.layers, spread.processes, request.gpu)
+        gather = gpu_time.gathering(request.weight_bytes, request.shape.layers, spread.parts, request.gpu)
     if request.engine == "vllm":
         return StepPhase(
             "weight sync",

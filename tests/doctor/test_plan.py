@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from backends.settings import Parallel
 from delta_cli.cli import app
 from delta_cli.cli.doctor import report
 from delta_cli.doctor import assumptions, gpu_time
@@ -82,12 +83,39 @@ def test_what_is_not_sharded_is_whole_and_each_process_has_its_groups() -> None:
 
 
 def test_the_layout_that_auto_stands_for() -> None:
-    assert choose_sharding(1, "full", 10**10) == ShardingLayout(1, "none")
-    assert choose_sharding(2, "auto", 2_000_000_000) == ShardingLayout(2, "none")
-    assert choose_sharding(2, "auto", 2_000_000_001) == ShardingLayout(2, "full")
-    assert choose_sharding(2, "optimizer", 5) == ShardingLayout(2, "optimizer")
+    full = Parallel(sharding="full")
+    assert choose_sharding(1, full, 10**10, 8) == ShardingLayout(1, "none")
+    assert choose_sharding(2, Parallel(), 2_000_000_000, 8) == ShardingLayout(2, "none")
+    assert choose_sharding(2, Parallel(), 2_000_000_001, 8) == ShardingLayout(2, "full")
+    assert choose_sharding(2, Parallel(sharding="optimizer"), 5, 8) == ShardingLayout(2, "optimizer")
+    hybrid = Parallel(sharding="hybrid")
+    assert choose_sharding(16, full, 5, 8) == ShardingLayout(16, "full")
+    assert choose_sharding(16, hybrid, 5, 8) == ShardingLayout(16, "full", 8)
+    assert choose_sharding(12, hybrid, 5, 8) == choose_sharding(12, hybrid, 5, 1) == ShardingLayout(12, "full")
+    assert choose_sharding(8, Parallel(sharding="hybrid", shard_size=4), 5, 8) == ShardingLayout(8, "full", 4)
+    with pytest.raises(UserError, match=r"shard_size = 3: it does not divide 8 processes"):
+        choose_sharding(8, Parallel(sharding="hybrid", shard_size=3), 5, 8)
     assert [ShardingLayout(3).most(groups) for groups in (1, 3, 4)] == [1, 1, 2]
     assert (ShardingLayout(3, "full").share(10), ShardingLayout(3, "none").share(10)) == (4, 10)
+
+
+def test_each_machine_holds_a_copy_of_split_weights() -> None:
+    """Layers are gathered inside a machine, and the gradient is summed over machines once an update."""
+    two = ask(processes=16, mean_tokens=4000, sharding="hybrid")
+    one = ask(processes=8, mean_tokens=4000)
+    of_two, of_one = ({(i.phase, i.name): i.bytes for i in memory(request)} for request in (two, one))
+    for key in (("stays", "weights"), ("host", "moments"), ("update", "gradient")):
+        assert of_two[key] == of_one[key]
+    alone = memory(ask("qwen3_8b.toml", "parallel.shard_size=16", processes=16, sharding="hybrid"))
+    assert {(item.phase, item.name): item.bytes for item in alone}["stays", "weights"] == 4 * PARAMETERS / 16
+
+    micro = int(np.ceil((150 + 16 * 4000) * 2 / 24576))
+    scored = int(np.ceil((150 + 16 * 4000) * 8 / 24576))
+    gather, scatter = (width * PARAMETERS * 7 / 8 / (450e9 * 0.7) + 36 * 20e-6 * 3 for width in (2, 4))
+    transfers = scored * gather + 4 * micro * (2 * gather + scatter)
+    once = 2 * (4 * PARAMETERS / 2 / (400e9 * 0.7) + 36 * 20e-6)  # half of the gradient, there and back
+    assert seconds(plan(two))["collectives"] == pytest.approx(2 * gather + 0.2 * transfers + 4 * once)
+    assert seconds(plan(two))["weight sync"] == pytest.approx(gather)
 
 
 def test_the_learner_goes_by_the_same_number() -> None:

@@ -52,6 +52,13 @@ class Case:
 
 
 SHARDINGS: tuple[Sharding, ...] = ("none", "full", "optimizer")
+
+
+def shardings(processes: int) -> tuple[Sharding, ...]:
+    """The shardings that so many ranks compute a gradient under."""
+    return ("hybrid",) if processes == 4 else SHARDINGS
+
+
 LORA = {"model.lora.rank": 2, "model.lora.targets": ["q_proj", "up_proj"]}
 DELTA: dict[str, dict[str, Any]] = {
     "scope": {"scope": "group"},
@@ -115,7 +122,19 @@ CASES = dict(_cases())
 # The cases of `make test`: split weights and a split optimizer, adapters, a preset without credit, recurrent layers.
 # Gradients are compared there under every sharding.
 SHORT = ("preset-reinforce", "tied-full", "lora-optimizer", "hybrid-full")
-TIERS = {"short": SHORT, "long": tuple(name for name in CASES if name not in SHORT), "all": tuple(CASES)}
+# For four ranks, of which two hold a copy of the weights together.
+COPIES = {
+    f"{name}-copies": replace(CASES[f"{name}-full"], sharding="hybrid")
+    for name in ("tied", "untied", "hybrid", "lora", "dora", "checkpointing", "reference", "recomputed")
+}
+COPIES |= {f"{name}-copies": replace(CASES[name], sharding="hybrid") for name in ("dropped", "epochs", "offload")}
+TIERS = {
+    "short": SHORT,
+    "long": tuple(name for name in CASES if name not in SHORT),
+    "all": tuple(CASES),
+    "copies": tuple(COPIES),
+}
+CASES |= COPIES
 
 
 def recipe_of(case: Case, model: Path) -> Recipe:

@@ -1,4 +1,4 @@
-"""Two and three ranks compute what one process computes on the whole batch, for every preset, option and sharding."""
+"""Two to four ranks compute what one process computes on the whole batch, for every preset, option and sharding."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ GROUPS = [
     pytest.param((2, "short"), id="2-ranks"),
     pytest.param((2, "long"), marks=pytest.mark.long, id="2-ranks"),
     pytest.param((3, "all"), marks=pytest.mark.long, id="3-ranks"),
+    pytest.param((4, "copies"), marks=pytest.mark.long, id="4-ranks-of-two-machines"),
+]
+EACH = [GROUPS[0], *GROUPS[2:]]  # every number of ranks once
+SHARDINGS = [
+    pytest.param(*group.values, sharding, marks=group.marks, id=f"{group.id}-{sharding}")
+    for group in EACH
+    for sharding in cases.shardings(group.values[0][0])
 ]
 ALL_CASES = [
     pytest.param(*group.values, name, marks=group.marks, id=f"{group.id}-{name}")
@@ -59,14 +66,13 @@ def test_ranks_agree_to_the_bit(name: str, found: list[dict[str, Any]]) -> None:
                 np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
-@pytest.mark.parametrize("sharding", cases.SHARDINGS)
+@pytest.mark.parametrize(("found", "sharding"), SHARDINGS, indirect=["found"])
 def test_the_gradient(sharding: str, found: list[dict[str, Any]], models: dict[str, Path]) -> None:
     """The gradient of a mini-batch in which one of three ranks has no response; the error is relative to its norm."""
     check_gradient([rank[f"gradient-{sharding}"] for rank in found], cases.gradient("none", models))
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+@pytest.mark.parametrize("found", EACH, indirect=True)
 def test_the_gradient_of_recurrent_layers(found: list[dict[str, Any]], models: dict[str, Path]) -> None:
     """Split weights are gathered while a layer computes prompts, and responses from the states after them."""
     check_gradient([rank["gradient-hybrid-full"] for rank in found], cases.gradient("none", models, hybrid=True))
@@ -80,8 +86,7 @@ def check_gradient(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         assert gap < GRADIENT * norm
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
-@pytest.mark.parametrize("sharding", cases.SHARDINGS)
+@pytest.mark.parametrize(("found", "sharding"), SHARDINGS, indirect=["found"])
 def test_masters_of_bfloat16_weights(sharding: str, found: list[dict[str, Any]], models: dict[str, Path]) -> None:
     """The update differs by the rounding of products alone; whole or split, weights are their masters' rounding."""
     alone = cases.bfloat16_update("none", models)
@@ -103,7 +108,7 @@ def test_masters_of_bfloat16_weights(sharding: str, found: list[dict[str, Any]],
         assert any(not np.array_equal(several[f"exported {name}"], several[f"after {name}"]) for name in names)
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+@pytest.mark.parametrize("found", EACH, indirect=True)
 def test_items_of_any_size_cross_whole(found: list[dict[str, Any]]) -> None:
     for rank in found:
         for size, items in zip(cases.SIZES, rank["exchanged"], strict=True):
@@ -114,13 +119,13 @@ def test_items_of_any_size_cross_whole(found: list[dict[str, Any]]) -> None:
         assert len(items) == len(found)
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+@pytest.mark.parametrize("found", EACH, indirect=True)
 def test_each_ticket_goes_to_one_rank(found: list[dict[str, Any]]) -> None:
     for queue in range(2):
         assert sorted(ticket for rank in found for ticket in rank["counted"][queue]) == list(range(40))
 
 
-@pytest.mark.parametrize("found", GROUPS[::2], indirect=True)
+@pytest.mark.parametrize("found", EACH, indirect=True)
 def test_only_the_first_rank_reads_a_model_that_is_split(found: list[dict[str, Any]]) -> None:
     """The others' weights are compared above: recurrent layers are tried with real numbers, so all ranks read those."""
     split = {"tied-full", "reference-full", "bfloat16"}

@@ -131,6 +131,31 @@ def test_the_number_of_processes_does_not_change_the_result(
 
 
 @pytest.mark.long
+def test_processes_hold_copies_of_split_weights(model: Path, alone: Path, tmp_path: Path) -> None:
+    """Two hold a copy together, and the first two write it. The run goes on with other processes and shardings."""
+    folder = tmp_path / "run"
+    run(model, folder, 4, parallel__sharding="hybrid", parallel__shard_size=2)
+    assert_close(folder, alone)
+    names = {file.name for file in RunFolder(folder).checkpoints.glob("step-000004/*.safetensors")}
+    assert names == {f"{stem}-0000{rank}-of-00002.safetensors" for stem in ("weights", "moments") for rank in (1, 2)}
+    assert_exported(folder, tmp_path / "exported")
+
+    run(model, tmp_path / "longer", 1, run__steps=6)
+    for name, processes, *changes in (
+        ("same", 4),
+        ("full", 3, 'parallel.sharding="full"'),
+        ("whole", 1, 'parallel.sharding="none"'),
+    ):
+        shutil.copytree(folder, tmp_path / name)
+        resume(tmp_path / name, processes, "run.steps=6", *changes)
+        assert_close(tmp_path / name, tmp_path / "longer")
+
+    refused = started(model, tmp_path / "three", 3, parallel__sharding="hybrid", parallel__shard_size=2)
+    assert refused.code == 2
+    assert "parallel.shard_size = 2: 3 processes cannot form sets of 2; set it to a divisor of 3" in refused.err
+
+
+@pytest.mark.long
 def test_the_samplers_features_serve_on_several_processes(model: Path, tmp_path: Path) -> None:
     """Each rank keeps the features of the responses it draws, whichever rank updates on them."""
     for processes in (1, 2):

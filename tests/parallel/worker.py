@@ -30,12 +30,15 @@ def main(folder: Path, tier: str, processes: int) -> int:
 
 def run_rank(folder: Path, tier: str, environment: dict[str, str]) -> None:
     os.environ |= environment
+    if environment["WORLD_SIZE"] == "4":
+        os.environ["LOCAL_WORLD_SIZE"] = "2"  # as on two machines
     torch.set_num_threads(1)
     ranks = join("cpu")
     models = {name: folder / name for name in ("tied", "untied", "hybrid")}
     found = {name: cases.run(cases.CASES[name], models, ranks) for name in cases.TIERS[tier]}
-    found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in cases.SHARDINGS}
-    found |= {f"bfloat16-{sharding}": cases.bfloat16_update(sharding, models, ranks) for sharding in cases.SHARDINGS}
+    shardings = cases.shardings(ranks.size)
+    found |= {f"gradient-{sharding}": cases.gradient(sharding, models, ranks) for sharding in shardings}
+    found |= {f"bfloat16-{sharding}": cases.bfloat16_update(sharding, models, ranks) for sharding in shardings}
     found["gradient-hybrid-full"] = cases.gradient("full", models, ranks, hybrid=True)
     found["exchanged"] = cases.exchanged(ranks)
     found["counted"] = cases.counted(ranks)

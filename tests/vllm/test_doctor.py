@@ -7,7 +7,7 @@ import pytest
 from delta_cli.doctor.checks import _shared
 from delta_cli.doctor.memory import MemoryItem, estimate_memory
 from delta_cli.doctor.model_shape import shape_of
-from delta_cli.doctor.sharding import choose_sharding
+from delta_cli.doctor.sharding import ONE
 from delta_cli.recipe import load_recipe
 
 GIB = 2**30
@@ -16,7 +16,7 @@ GIB = 2**30
 def items(*changes: str) -> dict[tuple[str, str], MemoryItem]:
     recipe = load_recipe(None, changes)
     shape, config = shape_of(recipe.model.path)
-    found = estimate_memory(recipe, shape, config, choose_sharding(1, "none", shape.parameters))
+    found = estimate_memory(recipe, shape, config, ONE)
     return {(item.name, item.phase): item for item in found if item.phase in ("rollout", "host")}
 
 
