@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from backends.torch.cache import KeyValueCache, PagedCache, SlotCache
+from backends.torch.decoder import prefill
 from backends.torch.model import WITHOUT_ATTENTION, TorchPolicy
 from backends.torch.paged_attention import PAGE
-from backends.torch.prefill import prefill
 
 # Numbers of a token inside one layer of a prefill, in multiples of the hidden and the feed-forward's size: residual
 # stream, norms, queries, keys, values and outputs; both products of the feed-forward and what becomes of them.

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from backends.interface import Ids
 from backends.torch.cache import PagedCache, PageTable
+from backends.torch.decoder import prefill
 from backends.torch.device import out_of_memory
-from backends.torch.prefill import prefill
 from backends.torch.softmax import Softmax, attend_once
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from backends.regions import ResponseRegions
 from backends.torch.cache import KeyValueCache, Prefix
 from backends.torch.cache_size import CacheBudget, new_cache
 from backends.torch.cuda_graphs import GraphRunner
-from backends.torch.decoder import Decoder
+from backends.torch.decoder import Decoder, prefill_all
 from backends.torch.device import on_device, out_of_memory
 from backends.torch.features import DrawnFeatures, TorchFeatureCollector
 from backends.torch.model import TorchPolicy
-from backends.torch.prefill import prefill_all
 from backends.torch.recurrent import CarriedState
 from backends.torch.sampling import TokenDrawer
 

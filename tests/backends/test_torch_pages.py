@@ -16,9 +16,8 @@ from backends.torch import paged_attention, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import KeyValueCache, PagedCache, Prefix, SlotCache
 from backends.torch.cuda_graphs import GraphRunner
-from backends.torch.decoder import Decoder
+from backends.torch.decoder import Decoder, prefill
 from backends.torch.model import TorchPolicy
-from backends.torch.prefill import prefill
 from tests.device import DEVICE
 
 PAGE = 4 if DEVICE == "cpu" else 256

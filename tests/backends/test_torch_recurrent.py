@@ -19,8 +19,7 @@ from backends.torch import recurrent, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import KeyValueCache, PagedCache, SlotCache
 from backends.torch.cuda_graphs import GraphRunner
-from backends.torch.decoder import Decoder
-from backends.torch.prefill import prefill
+from backends.torch.decoder import Decoder, prefill
 from backends.torch.recurrent import StateLayout
 from backends.torch.row_states import RowState
 from tests.conformance.objectives import Linear
