@@ -33,6 +33,7 @@ SHORT = {
     "rollout.responses": 8,
     "rollout.max_tokens": 16,
     "reward.length_penalty": 10.0,
+    "reward.workers": 1,  # each process needs half a second to start
     "update.learning_rate": 0.1,
     "update.mini_batches": 2,
     "evaluation.every": 2,

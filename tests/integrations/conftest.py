@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -21,12 +19,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/integrations" in item.path.as_posix():
             for module in ("trl", "transformers", "torch", "accelerate", "peft"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:::{module}"))
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Leave out the garbage collection of every TRL run, which takes a third of a second with all these imports."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

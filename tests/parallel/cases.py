@@ -128,9 +128,10 @@ COPIES = {
     for name in ("tied", "untied", "hybrid", "lora", "dora", "checkpointing", "reference", "recomputed")
 }
 COPIES |= {f"{name}-copies": replace(CASES[name], sharding="hybrid") for name in ("dropped", "epochs", "offload")}
+# Three ranks compute every case. Two need not repeat the presets and options of the credit, which see whole batches.
 TIERS = {
     "short": SHORT,
-    "long": tuple(name for name in CASES if name not in SHORT),
+    "long": tuple(name for name in CASES if name not in SHORT and not name.startswith(("preset-", "delta-"))),
     "all": tuple(CASES),
     "copies": tuple(COPIES),
 }

@@ -1,4 +1,4 @@
-"""Two to four ranks compute what one process computes on the whole batch, for every preset, option and sharding."""
+"""Ranks compute what one process computes on the whole batch: three for every case, two and four for most."""
 
 from __future__ import annotations
 

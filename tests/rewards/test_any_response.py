@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +51,10 @@ KINDS: dict[str, tuple[dict[str, Any], str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses_for_garbage() -> Iterator[None]:
+def _no_pauses_for_garbage() -> None:
     """What earlier tests left behind is not searched for garbage, which takes half a second after some of them."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make(name: str, folder: Path) -> Grader:
