@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from results import Named, points, result, span, table
+from results import ROOT, Named, points, result, span, table
 from scipy import stats
 
+from delta_cli.bench.runner import records
+from delta_cli.bench.summary import BenchRow, TaskSummary, summarise
+
 HYPOTHESIS = "delta, by side, wrong × 0.5"
-README_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
+FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its answers
+    "fork": ("fork", "bench_hypothesis"),
+    "fork, half the learning rate": ("fork", "bench_rate"),
+    "chain": ("chain", "bench_chain"),
+    "addition": ("addition", "bench_sums"),
+    "noisy": ("noisy", "bench_sums"),
+}
+FROM_300_ARMS = ("wrong side × 0.5", HYPOTHESIS, "arca")
+PAGE_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
 
 
 def _bench() -> Named:
     yield from _task("bench", result("bench/summary")["tasks"], "addition", ("solver, flipped", "random"))
     yield from _task("fork", result("bench_fork/summary")["tasks"], "fork", ("solver, flipped", "random"))
     fork = next(task for task in result("bench_fork/summary")["tasks"] if task["task"] == "fork")
-    for arm, name in README_ARMS.items():
+    for arm, name in PAGE_ARMS.items():
         yield f"fork.{name}", points(_row(fork, arm)["area_over_dapo"]["difference"])
     chain = result("bench_chain/summary")["tasks"]
     yield from _task("chain", chain, "chain", ("random",))
+    yield from _hypotheses()
     (fresh,) = result("bench_hypothesis/summary")["tasks"]
-    for name, task in (("fork", fresh), ("chain", chain[0])):
-        row = _row(task, HYPOTHESIS)
-        for other in ("dapo", "lighter"):
-            found = row[f"area_over_{other}"]
-            yield f"hypothesis.{name}.{other}", f"{points(found['difference'])} (p = {found['p']:.2g})"
-        yield f"hypothesis.{name}.seeds", str(row["area_over_dapo"]["difference"]["seeds"])
-    yield "hypothesis.fork", points(_row(fresh, HYPOTHESIS)["area_over_dapo"]["difference"])
-    arca = _row(fresh, "arca")["area_over_dapo"]["difference"]
-    yield "hypothesis.arca", points(arca)
-    yield "hypothesis.arca.seeds", str(arca["seeds"])
     yield "bench.adapters", _adapters(fresh["adapters"])
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
     header = ("task", "seeds", "arm", "area − DAPO's, points", "final − DAPO's, points")
     yield "bench.exploration", table(header, explored)
+
+
+def _hypotheses() -> Named:
+    """The two hypotheses on the seeds that were named for their tests, and what else ran from seed 300 up."""
+    tests = (("fork", "bench_hypothesis", 306, (HYPOTHESIS, "arca")), ("chain", "bench_chain", 300, (HYPOTHESIS,)))
+    for name, folder, first, arms in tests:
+        fresh = _since(folder, name, first)
+        yield f"hypothesis.{name}.seeds", str(_of(fresh, HYPOTHESIS).area_over_dapo.difference.seeds)
+        for arm in arms:
+            row, short = _of(fresh, arm), "arca" if arm == "arca" else "hypothesis"
+            for other, found in (("dapo", row.area_over_dapo), ("lighter", row.area_over_lighter)):
+                yield f"{short}.{name}.{other}", f"{points(asdict(found.difference))} (p = {found.p:.2g})"
+    whole = {label: _since(folder, name, 300) for label, (name, folder) in FROM_300.items()}
+    for arm, short in zip(FROM_300_ARMS, ("half", "light", "arca"), strict=True):
+        yield f"fork16.{short}", points(asdict(_of(whole["fork"], arm).area_over_dapo.difference))
+    header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
+    rows = (_compared(label, _of(task, arm)) for label, task in whole.items() for arm in FROM_300_ARMS)
+    yield "hypothesis.table", table(header, rows)
+
+
+def _since(folder: str, task: str, first: int) -> TaskSummary:
+    answers = records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl")
+    (found,) = summarise([each for each in answers if each["task"] == task and each["seed"] >= first])
+    return found
+
+
+def _of(task: TaskSummary, arm: str) -> BenchRow:
+    return next(row for row in task.rows if row.arm == arm)
+
+
+def _compared(label: str, row: BenchRow) -> list[str]:
+    cells = [label, row.arm, str(row.area_over_dapo.difference.seeds)]
+    for found in (row.area_over_dapo, row.area_over_lighter):
+        cells += [points(asdict(found.difference)), _p(found.p)] if found else ["", ""]
+    return [*cells, points(asdict(row.final_over_dapo.difference))]
 
 
 def _adapters(table_of: dict[str, Any]) -> str:
