@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from hypothesis import HealthCheck, settings
 
 # A shell without job control starts background jobs with Ctrl-C ignored, and nohup ignores the end of the terminal; so
 # would every run that a test starts.
@@ -27,6 +28,10 @@ os.fsync = lambda fd: None
 
 # The program builds its commands from the signatures of its functions once; here once for all calls.
 typer.main.get_command = cache(typer.main.get_command)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_collection_finish() -> None:
