@@ -173,7 +173,11 @@ class CorrectionSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.resolve()
+        found = self.resolve()
+        for kind, bounds in (("weight", ("bound", "low", "high")), ("reject", ("reject_low", "reject_high"))):
+            idle = next((name for name in bounds if getattr(self, name) is not None), None)
+            if getattr(found, kind) == "none" and idle:
+                raise ValueError(f"{idle} has no effect without {kind}; set correction.{kind} or a correction.preset")
         return self
 
 
