@@ -12,7 +12,7 @@ import torch
 
 from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
 from backends.stop_strings import StopText
-from backends.torch import prefill, rollout
+from backends.torch import decoder, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.model import TorchPolicy
@@ -70,13 +70,13 @@ def same(found: Completions, expected: Completions) -> None:
 def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the responses of a prompt enter at different times."""
     prefilled: list[int] = []
-    original, asked = prefill.prefill, prompts()
+    original, asked = decoder.prefill, prompts()
 
     def count(policy: TorchPolicy, group: Sequence[Ids]) -> list[Prefix]:
         prefilled.extend(next(place for place, each in enumerate(asked) if each is prompt) for prompt in group)
         return original(policy, group)
 
-    monkeypatch.setattr(prefill, "prefill", count)
+    monkeypatch.setattr(decoder, "prefill", count)
     make(rollout_batch=3).rollout(RolloutRequest(tuple(asked), SAMPLING))
     assert prefilled == [0, 1, 2, 3, 4]
 
