@@ -140,6 +140,12 @@ class Parallel(Section):
         14400.0, "the same while a rank that still answers draws, grades or evaluates", "seconds", gt=0
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shard_size is not None and self.sharding != "hybrid":
+            raise ValueError('shard_size has no effect; set parallel.sharding = "hybrid", or leave it out')
+        return self
+
 
 class EngineSection(Section):
     """What samples the responses: the trainer's own backend, or vLLM servers that load the new weights."""

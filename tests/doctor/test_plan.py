@@ -106,7 +106,9 @@ def test_each_machine_holds_a_copy_of_split_weights() -> None:
     of_two, of_one = ({(i.phase, i.name): i.bytes for i in memory(request)} for request in (two, one))
     for key in (("stays", "weights"), ("host", "moments"), ("update", "gradient")):
         assert of_two[key] == of_one[key]
-    alone = memory(ask("qwen3_8b.toml", "parallel.shard_size=16", processes=16, sharding="hybrid"))
+    alone = memory(
+        ask("qwen3_8b.toml", "parallel.sharding=hybrid", "parallel.shard_size=16", processes=16, sharding="hybrid")
+    )
     assert {(item.phase, item.name): item.bytes for item in alone}["stays", "weights"] == 4 * PARAMETERS / 16
 
     micro = int(np.ceil((150 + 16 * 4000) * 2 / 24576))
