@@ -1,6 +1,6 @@
 """What DelTA adds to a step: its time against DAPO's, and the model's forwards counted.
 
-    python benchmarks/delta_step.py --out benchmarks/results/delta_step.json
+    OMP_NUM_THREADS=2 python benchmarks/delta_step.py --out benchmarks/results/delta_step_two_threads.json
 
 Both presets train a copy of one model of more than ten million parameters, on the same prompts with
 the same seeds; every response has the same length. Steps are taken in turns, the first of the two

@@ -4,7 +4,6 @@
     python benchmarks/step.py --out benchmarks/results/step.json
     python benchmarks/step.py --spread 1 --out benchmarks/results/step_equal.json
     python benchmarks/step.py --unmixed 0.5 --out benchmarks/results/step_half.json
-    python benchmarks/step.py --spread 1 --prompt 64 --response 64 --out benchmarks/results/step_shared.json
     python benchmarks/step.py --vocabulary 151936 --hidden 256 --layers 4 --out benchmarks/results/step_vocabulary.json
 
 Both train the same random Qwen3 on the same prompts with the same reward, and responses of the same lengths: spread
