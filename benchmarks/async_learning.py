@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import statistics
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from common import show, write
+from common import kept_runs, show
 
 from backends import registry
 from backends.interface import Completions, Engine, OnFinished, PublishedWeights, RolloutRequest
@@ -135,25 +134,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
     options = parser.parse_args()
-    runs: dict[str, Any] = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
-    for seed in range(options.seeds):
-        for arm in options.arms:
-            name = f"{arm}, seed {seed}"
-            if name in runs:
-                continue
-            folder = Path(tempfile.mkdtemp(prefix="async-learning-"))
-            try:
-                runs[name] = learn(ARMS[arm], seed, options.steps, folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            write(options.out, {"settings": KEYS, "runs": runs})
-            print(f"{name}: {runs[name]['accuracy']:.1%}", flush=True)
+    seeds = range(options.seeds)
+    parts = {
+        f"{arm}, seed {seed}": partial(learn, ARMS[arm], seed, options.steps) for seed in seeds for arm in options.arms
+    }
+    runs = kept_runs(options.out, parts, settings=KEYS)
     rows = []
     for arm in options.arms:
-        cells = [runs.get(f"{arm}, seed {seed}") for seed in range(options.seeds)]
-        shown = {f"seed {s}": f"{c['accuracy']:.1%} ({c['low']:.1%} to {c['high']:.1%})" if c else "" for s, c in
-                 enumerate(cells)}  # fmt: skip
-        rows.append({"arm": arm} | shown)
+        cells = [runs[f"{arm}, seed {seed}"] for seed in seeds]
+        shown = [f"{cell['accuracy']:.1%} ({cell['low']:.1%} to {cell['high']:.1%})" for cell in cells]
+        rows.append({"arm": arm} | {f"seed {seed}": text for seed, text in enumerate(shown)})
     show("Accuracy after drawing ahead", rows)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +21,17 @@ from rich.table import Table
 
 from backends.local_engine import peak_resident as peak_memory
 
-__all__ = ["device_peak", "in_fresh_process", "interleaved", "machine", "median_ratio", "peak_memory", "show", "write"]
+__all__ = [
+    "device_peak",
+    "in_fresh_process",
+    "interleaved",
+    "kept_runs",
+    "machine",
+    "median_ratio",
+    "peak_memory",
+    "show",
+    "write",
+]
 
 PACKAGES = ("numpy", "torch", "transformers", "mlx", "mlx-lm", "trl")
 
@@ -40,15 +51,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds of each way in each of ``rounds``, the ways in turns, so that a busy machine slows all alike."""
+def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way in each of ``rounds`` after a warm-up; ways take turns, so a busy machine slows all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(warmup + rounds):
+    for _ in range(1 + rounds):
         for name, run in ways.items():
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
-    return {name: values[warmup:] for name, values in seconds.items()}
+    return {name: values[1:] for name, values in seconds.items()}
 
 
 def median_ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
@@ -60,6 +71,23 @@ def write(path: str | Path | None, results: Mapping[str, Any]) -> None:
     """The results with the machine's description as JSON at ``path``; nothing without a path."""
     if path:
         Path(path).write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n", encoding="utf-8")
+
+
+def kept_runs(
+    out: Path, parts: Mapping[str, Callable[[Path], dict[str, Any]]], **header: Any
+) -> dict[str, dict[str, Any]]:
+    """The result of each part by name, kept in the JSON file ``out``; parts that it has are not run again.
+
+    A part is given an empty folder, which is removed afterwards. The file is written whenever a part ends.
+    """
+    runs: dict[str, Any] = json.loads(out.read_text())["runs"] if out.exists() else {}
+    for name, part in parts.items():
+        if name not in runs:
+            with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                runs[name] = part(Path(folder))
+            write(out, {**header, "runs": runs})
+            print(f"{name}: {runs[name]['accuracy']}", flush=True)
+    return runs
 
 
 def show(title: str, rows: Sequence[Mapping[str, str]]) -> None:

@@ -171,15 +171,14 @@ def layer_seconds(request: PlanRequest, updating: float, padding: float) -> dict
     return found
 
 
-def predicted(counted: dict[str, float], responses: int | None = None) -> dict[str, Any]:
+def predicted(counted: dict[str, float]) -> dict[str, Any]:
     """Drawing in slots and in pages, and the whole step."""
     recipe = load_recipe(RECIPE, [])
     shape, config = shape_of(recipe.model.path)
     request = fitted(PlanRequest(recipe, shape, config, GPUS["h200"]))
     found, gpu, work = plan(request), request.gpu, request.drawn
     pool = next(item.bytes for item in found.items if item.name == "KV cache") / key_value_bytes(recipe, shape)
-    count = responses or work.responses
-    lengths = np.random.default_rng(0).exponential(work.mean, count).clip(8, work.longest)
+    lengths = np.random.default_rng(0).exponential(work.mean, work.responses).clip(8, work.longest)
     launches = (shape.layers * counted["layer"] + counted["beside"]) * assumptions.GRAPH_KERNEL
     each = key_value_bytes(recipe, shape)
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import show, write
+from common import kept_runs, show
 
 from delta_cli.data import arithmetic
 from delta_cli.recipe import load_recipe
@@ -81,19 +80,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of results, which is continued")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    runs: dict[str, Any] = json.loads(options.out.read_text())["runs"] if options.out.exists() else {}
-    for seed in range(options.seeds):
-        for arm, changes in ARMS.items():
-            name = f"{arm}, seed {seed}"
-            if name in runs:
-                continue
-            folder = Path(tempfile.mkdtemp(prefix="curriculum-"))
-            try:
-                runs[name] = learn(changes, seed, folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            write(options.out, {"settings": KEYS, "arms": ARMS, "runs": runs})
-            print(f"{name}: {runs[name]['accuracy']}", flush=True)
+    seeds = range(options.seeds)
+    parts = {f"{arm}, seed {seed}": partial(learn, ARMS[arm], seed) for seed in seeds for arm in ARMS}
+    runs = kept_runs(options.out, parts, settings=KEYS, arms=ARMS)
     rows = []
     for arm in ARMS:
         found = [runs[f"{arm}, seed {seed}"] for seed in range(options.seeds)]

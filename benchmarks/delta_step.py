@@ -98,16 +98,9 @@ def table(result: dict[str, Any]) -> list[dict[str, str]]:
 def main() -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=Workload.hidden)
-    parser.add_argument("--layers", type=int, default=Workload.layers)
-    parser.add_argument("--response", type=int, default=Workload.response, help="tokens")
-    parser.add_argument("--feature-bytes", type=int, default=Workload.feature_bytes, help="0: all are computed anew")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--out", help="where to write the JSON")
-    args = parser.parse_args()
-    workload = Workload(
-        hidden=args.hidden, layers=args.layers, response=args.response, feature_bytes=args.feature_bytes
-    )
+    workload, args = Workload.from_arguments(parser)
     result = measure(workload, args.rounds)
     show(
         f"DelTA's step against DAPO's, {result['parameters'] / 1e6:.1f} million parameters "

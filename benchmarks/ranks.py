@@ -87,8 +87,8 @@ class Capturing(PlayedRanks):
 class PlayedRun:
     """A batch of a run of many ranks, and each one's part of it."""
 
-    def __init__(self, ranks: int, tokens: int, prompts: int, samples: int, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
+    def __init__(self, ranks: int, tokens: int, prompts: int, samples: int) -> None:
+        rng = np.random.default_rng(0)
         self.ranks, self.prompts, self.samples = ranks, prompts, samples
         shares = rng.uniform(0.5, 1.5, prompts * samples)
         self.lengths = np.maximum(1, shares / shares.sum() * tokens).astype(np.int64)

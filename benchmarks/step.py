@@ -36,7 +36,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -222,25 +222,19 @@ def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 def main() -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields(Workload):
-        name = f"--{field.name.replace('_', '-')}"
-        default = 8 if field.name == "spread" else field.default
-        parser.add_argument(name, type=type(default), default=default, metavar=str(default))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", help="where to write the JSON")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--memory", choices=("TRL", *WAYS), help=argparse.SUPPRESS)
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS), help="of this project")
-    args = parser.parse_args()
-    workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    workload, args = Workload.from_arguments(parser, spread=8)
     if args.memory:
         print(json.dumps(memory(args.memory, workload)))
         return
     result = measure(workload, args.rounds, args.ways)
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
     for name, row in result.items():
         if not args.no_memory:
-            row["memory"] = in_fresh_process(__file__, "--memory", name, *options)
+            row["memory"] = in_fresh_process(__file__, "--memory", name, *workload.as_options())
     sizes = ", ".join(f"{name} {value}" for name, value in asdict(workload).items())
     show(f"one training step: {sizes}", table(result))
     write(args.out, {"benchmark": "step", "workload": asdict(workload), "rounds": args.rounds, "results": result})

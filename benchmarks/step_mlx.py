@@ -21,7 +21,7 @@ import statistics
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +37,7 @@ from delta_cli.rollout.worker import RolloutWorker
 from delta_cli.training.setup import make_grader
 from delta_cli.training.update import Updater
 
-SMALL = Workload(vocabulary=512, hidden=128, layers=4, response=48, spread=1, mini_batches=1)
+SMALL = {"vocabulary": 512, "hidden": 128, "layers": 4, "response": 48, "mini_batches": 1}
 WAYS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
     "delta": {"preset": "delta"},
@@ -178,16 +178,10 @@ def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
 def main() -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields(Workload):
-        default = getattr(SMALL, field.name)
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}", type=type(default), default=default, metavar=str(default)
-        )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", action="store_true", help="count the products of a step instead of timing steps")
     parser.add_argument("--out", help="where to write the JSON")
-    args = parser.parse_args()
-    workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    workload, args = Workload.from_arguments(parser, **SMALL)
     result = count(workload) if args.count else measure(workload, args.rounds)
     sizes = ", ".join(f"{name} {value}" for name, value in asdict(workload).items())
     show(f"one training step on MLX: {sizes}", counts_table(result) if args.count else table(result))

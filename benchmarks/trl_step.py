@@ -24,7 +24,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -156,8 +156,8 @@ def measure(mode: str, workload: Workload, rounds: int) -> dict[str, Any]:
     """Seconds of the trainers' generation batches, the first of each left out, and their peak memory."""
     turns = train(NAMES, mode, workload, rounds + 1)
     seconds = {name: values[1:] for name, values in turns.seconds.items()}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(workload).items()]
-    memory = {name: in_fresh_process(__file__, "--memory", name, mode, *options) for name in ("TRL", "DelTA")}
+    passed = workload.as_options()
+    memory = {name: in_fresh_process(__file__, "--memory", name, mode, *passed) for name in ("TRL", "DelTA")}
     return {
         "seconds": {name: statistics.median(values) for name, values in seconds.items()},
         "ratio": median_ratio(seconds["DelTA"], seconds["TRL"]),
@@ -172,13 +172,10 @@ def measure(mode: str, workload: Workload, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Measure both modes, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields(Workload):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    workload = Workload(**{field.name: getattr(args, field.name) for field in fields(Workload)})
+    workload, args = Workload.from_arguments(parser)
     if args.memory:
         name, mode = args.memory
         train([name], mode, workload, 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lengths import schedule, scheduled_rollout
@@ -53,6 +55,20 @@ class Workload:
     unmixed: float = 0.0  # share of prompts whose responses all get one reward
     backend: str = "cpu"
     dtype: str = "float32"  # of the compute; weights are float32
+
+    @classmethod
+    def from_arguments(cls, parser: argparse.ArgumentParser, **defaults: Any) -> tuple[Workload, argparse.Namespace]:
+        """Add an option for each size, parse the command line, and return the workload and all arguments."""
+        for each in fields(cls):
+            default = defaults.get(each.name, each.default)
+            name = f"--{each.name.replace('_', '-')}"
+            parser.add_argument(name, type=type(default), default=default, metavar=str(default))
+        args = parser.parse_args()
+        return cls(**{each.name: getattr(args, each.name) for each in fields(cls)}), args
+
+    def as_options(self) -> list[str]:
+        """The command line's options of this workload."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in asdict(self).items()]
 
     @property
     def lengths(self) -> Ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,34 +35,45 @@ def differentiable(model: nn.Module, attention: CausalAttention, delta_rule: Del
 
 @contextmanager
 def checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, each layer keeps its input alone and is computed again in the backward pass.
+    """Inside, each layer keeps its input alone and is computed again in the backward pass."""
 
-    The layers become instances of a subclass and then of their own class again, so that no other
-    model of that class notices; mlx-lm's ``grad_checkpoint`` changes the class itself.
+    def again(place: int, forward: Callable[..., Any], *inputs: Any) -> Any:
+        given = [leaf for _, leaf in tree_flatten(inputs) if _has_gradient(leaf)]
+
+        def compute(parameters: dict[str, Any], given: list[mx.array]) -> Any:
+            layers[place].update(parameters)
+            left = iter(given)
+            hidden, own, named = tree_map(lambda leaf: next(left) if _has_gradient(leaf) else leaf, inputs)
+            return forward(hidden, *own, **named)
+
+        return mx.checkpoint(compute)(layers[place].trainable_parameters(), given)
+
+    with replaced(layers, again):
+        yield
+
+
+@contextmanager
+def replaced(layers: Sequence[nn.Module], compute: Callable[..., Any]) -> Iterator[None]:
+    """Inside, layer ``place`` computes ``compute(place, its own __call__, hidden, arguments, options)``.
+
+    The layers become instances of a subclass and then of their own class again, so that no other model of that class
+    notices; mlx-lm's ``grad_checkpoint`` changes the class itself.
     """
     classes = [type(layer) for layer in layers]
     try:
-        for layer, cls in zip(layers, classes, strict=True):
-            layer.__class__ = _checkpointed_class(cls)
+        for place, (layer, cls) in enumerate(zip(layers, classes, strict=True)):
+            layer.__class__ = _class(cls, place, compute)
         yield
     finally:
         for layer, cls in zip(layers, classes, strict=True):
             layer.__class__ = cls
 
 
-def _checkpointed_class(cls: type[nn.Module]) -> type[nn.Module]:
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        given = [leaf for _, leaf in tree_flatten((args, kwargs)) if _has_gradient(leaf)]
+def _class(cls: type[nn.Module], place: int, compute: Callable[..., Any]) -> type[nn.Module]:
+    def call(self: nn.Module, hidden: mx.array, *arguments: Any, **options: Any) -> Any:
+        return compute(place, lambda x, *a, **o: cls.__call__(self, x, *a, **o), hidden, arguments, options)
 
-        def compute(parameters: dict[str, Any], given: list[mx.array]) -> Any:
-            self.update(parameters)
-            left = iter(given)
-            own, named = tree_map(lambda leaf: next(left) if _has_gradient(leaf) else leaf, (args, kwargs))
-            return cls.__call__(self, *own, **named)
-
-        return mx.checkpoint(compute)(self.trainable_parameters(), given)
-
-    return type(f"Checkpointed{cls.__name__}", (cls,), {"__call__": call})
+    return type(f"Replaced{cls.__name__}", (cls,), {"__call__": call})
 
 
 def _has_gradient(leaf: Any) -> bool:

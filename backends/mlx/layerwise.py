@@ -8,7 +8,6 @@ no piece of work is longer than a layer, and memory holds the inputs of all laye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from backends.mlx.arrays import NamedArrays
+from backends.mlx.checkpointing import replaced
 from backends.mlx.model import MlxPolicy
 
 TrunkCalls = Callable[[], Sequence[mx.array]]  # one or more calls of the trunk, and their hidden states
@@ -169,27 +169,3 @@ class LayerwiseGradient:
         finally:
             owner.update(kept)
         return dict(zip(names, found, strict=False)), list(found[len(names) :])
-
-
-@contextmanager
-def replaced(layers: Sequence[nn.Module], compute: Callable[..., mx.array]) -> Iterator[None]:
-    """Inside, layer ``place`` computes ``compute(place, its own __call__, hidden, arguments, options)``.
-
-    The layers become instances of a subclass and then of their own class again, so that no other model of that class
-    notices.
-    """
-    classes = [type(layer) for layer in layers]
-    try:
-        for place, (layer, cls) in enumerate(zip(layers, classes, strict=True)):
-            layer.__class__ = _class(cls, place, compute)
-        yield
-    finally:
-        for layer, cls in zip(layers, classes, strict=True):
-            layer.__class__ = cls
-
-
-def _class(cls: type[nn.Module], place: int, compute: Callable[..., mx.array]) -> type[nn.Module]:
-    def call(self: nn.Module, hidden: mx.array, *arguments: Any, **options: Any) -> mx.array:
-        return compute(place, lambda x, *a, **o: cls.__call__(self, x, *a, **o), hidden, arguments, options)
-
-    return type(f"Replaced{cls.__name__}", (cls,), {"__call__": call})

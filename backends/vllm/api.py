@@ -59,14 +59,14 @@ class VllmResponse:
 class VllmApi:
     """A vLLM server at a URL. ``model`` names what responses are drawn from: the server's model, or an adapter."""
 
-    def __init__(self, url: str, engine: EngineSection, model: str = MODEL) -> None:
+    def __init__(self, url: str, engine: EngineSection) -> None:
         self.url = url.rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BackendError(f"engine.url: '{url}' is not the address of a server; write http://host:port")
         self._parts = parts
         self._engine = engine
-        self.model = model
+        self.model = MODEL
         self.changing = False  # it draws nothing, because its weights are being replaced
         self._versions: dict[str, int] = {}  # of the weights that it was given, by label
 

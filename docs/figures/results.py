@@ -21,16 +21,16 @@ def result(name: str) -> dict[str, Any]:
     return loaded
 
 
-def span(values: Iterable[float], digits: int = 0, between: str = " to ") -> str:
+def span(values: Iterable[float], digits: int = 0) -> str:
     """The smallest and the largest value, or the one value that both round to."""
     ordered = sorted(values)
     low, high = (f"{value:.{digits}f}" for value in (ordered[0], ordered[-1]))
-    return low if low == high else f"{low}{between}{high}"
+    return low if low == high else f"{low} to {high}"
 
 
-def percent(row: dict[str, Any], digits: int = 1) -> str:
+def percent(row: dict[str, Any]) -> str:
     """A mean and its interval in per cent: 83.7 [82.4, 84.9]."""
-    return "{} [{}, {}]".format(*(f"{100 * row[name]:.{digits}f}" for name in ("mean", "low", "high")))
+    return "{} [{}, {}]".format(*(f"{100 * row[name]:.1f}" for name in ("mean", "low", "high")))
 
 
 def points(row: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,10 +208,10 @@ def _drawing(asked: PlanRequest, problems: int, samples: int) -> float:
     )
 
 
-def _plans(model: str, gpu: str, engine: SamplerKind, counts: Iterable[int] = SCALE_COUNTS) -> list[RunPlan]:
+def _plans(model: str, gpu: str, engine: SamplerKind) -> list[RunPlan]:
     recipe = load_recipe(RECIPES / "qwen3_8b.toml")
     shape = KNOWN[SCALE_MODELS[model]]
-    requests = (PlanRequest(recipe, shape, {}, GPUS[gpu], count, engine=engine) for count in counts)
+    requests = (PlanRequest(recipe, shape, {}, GPUS[gpu], count, engine=engine) for count in SCALE_COUNTS)
     return [plan(fitted(request)) for request in requests]
 
 
