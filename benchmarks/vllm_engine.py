@@ -60,8 +60,8 @@ MEMORY = 0.1  # of the machine's, for a server
 SERVERS, TRAINERS = {0}, {1}  # cores
 WAYS: dict[str, dict[str, Any]] = {
     "local": {"kind": "local"},
-    "vllm": {"kind": "vllm", "ahead": 0},
-    "vllm ahead": {"kind": "vllm", "ahead": 1},
+    "vllm": {"kind": "vllm", "async_steps": 0},
+    "vllm ahead": {"kind": "vllm", "async_steps": 1},
 }
 KEYS = {"update.mini_batches": 2}
 LEARNING = {"run.steps": 20, "evaluation.every": 20, "evaluation.problems": 250}

@@ -16,6 +16,7 @@ from backends.interface import BackendError, Floats, Ids, Proxy, RolloutRequest,
 from backends.settings import BackendSettings, Lora, Optimizer
 from backends.torch.backend import TorchEngine
 from delta_cli.assets.random_model import write_qwen3
+from tests.backends.torch_engine import gradients
 from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
@@ -55,10 +56,6 @@ class Weighted:
     def restart(self) -> None:
         self.seen.clear()
         self.restarts += 1
-
-
-def gradients(backend: TorchEngine) -> dict[str, torch.Tensor]:
-    return {name: weight.grad.clone() for name, weight in backend._optimizer.weights.items() if weight.grad is not None}
 
 
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

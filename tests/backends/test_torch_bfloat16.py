@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from backends.interface import Floats, Ids, Sequences
+from backends.interface import Floats, Sequences
 from backends.settings import Lora, Optimizer
 from backends.torch import moments as moments_module
 from backends.torch.backend import TorchEngine
 from backends.torch.optimizer import TorchAdamW
 from backends.torch.sharding import ALONE
+from tests.backends.torch_engine import gradients, random_sequences
+from tests.conformance.objectives import Linear
 from tests.device import DEVICE
 
 SHAPES = {"long": (97, 83), "norm": (7,), "wide": (3, 5001)}
@@ -25,32 +27,12 @@ SHAPES = {"long": (97, 83), "norm": (7,), "wide": (3, 5001)}
 @pytest.fixture
 def sequences() -> Sequences:
     """Six responses of different lengths to two prompts."""
-    rng = np.random.default_rng(0)
-    lengths = [3, 6, 9, 5, 2, 7]
-    prompts = [rng.integers(1, 31, size) for size in (4, 6)]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    return Sequences(tuple(prompts[i // 3] for i in range(6)), rng.integers(0, 31, sum(lengths)), starts)
+    return random_sequences([3, 6, 9, 5, 2, 7], (4, 6))
 
 
-class Linear:
-    """The loss Σ c_t·logp_t."""
-
-    def __init__(self, sequences: Sequences) -> None:
-        self._coefficients = np.random.default_rng(1).standard_normal(len(sequences.tokens))
-        self._starts = sequences.starts
-
-    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
-        slopes = np.concatenate([self.of(row) for row in rows])
-        return float(slopes @ logp), slopes
-
-    def of(self, row: int) -> Floats:
-        return self._coefficients[self._starts[row] : self._starts[row + 1]]
-
-    def restart(self) -> None: ...
-
-
-def gradients(engine: TorchEngine) -> dict[str, Tensor]:
-    return {name: weight.grad.clone() for name, weight in engine._optimizer.weights.items() if weight.grad is not None}
+def linear(sequences: Sequences) -> Linear:
+    """The loss −Σ c_t·logp_t with random coefficients."""
+    return Linear(sequences.starts, np.random.default_rng(1).standard_normal(len(sequences.tokens)))
 
 
 def plain_gradient(folder: Path, sequences: Sequences, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -58,14 +40,14 @@ def plain_gradient(folder: Path, sequences: Sequences, dtype: torch.dtype) -> di
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE, dtype)
-    loss = Linear(sequences)
+    slopes = np.split(-linear(sequences).coefficients, sequences.starts[1:-1])
     for row, prompt in enumerate(sequences.prompts):
         tokens = sequences.tokens[sequences.starts[row] : sequences.starts[row + 1]]
         ids = torch.from_numpy(np.concatenate([prompt, tokens])).to(DEVICE)
         logits = model(ids[None]).logits[0, len(prompt) - 1 : -1]
         logp = logits.to(torch.promote_types(dtype, torch.float32)).log_softmax(1)
         chosen = logp.gather(1, ids[len(prompt) :, None])[:, 0]
-        chosen.backward(torch.from_numpy(loss.of(row)).to(chosen))
+        chosen.backward(torch.from_numpy(slopes[row]).to(chosen))
     return {name: weight.grad.double() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
@@ -84,7 +66,7 @@ def test_the_gradient_is_exact_to_the_rounding_of_a_bfloat16_model(
     exact = plain_gradient(torch_folder, sequences, torch.float64)
     engine = make(dtype="bfloat16", micro_batch_tokens=30)
     assert {weight.dtype for weight in engine._policy.causal.parameters()} == {torch.bfloat16}
-    engine.accumulate(sequences, Linear(sequences))
+    engine.accumulate(sequences, linear(sequences))
     found = gradients(engine)
     assert {gradient.dtype for gradient in found.values()} == {torch.float32}
     assert 0.01 < gap(found, exact) < 0.08
@@ -95,11 +77,11 @@ def test_gradients_of_micro_batches_add_up_in_float32(make: Callable[..., TorchE
     parts = []
     for half in halves:
         alone = make(dtype="bfloat16")
-        alone.accumulate(half, Linear(half))
+        alone.accumulate(half, linear(half))
         parts.append(gradients(alone))
     engine = make(dtype="bfloat16")
     for half in halves:
-        engine.accumulate(half, Linear(half))
+        engine.accumulate(half, linear(half))
     for name, gradient in gradients(engine).items():
         torch.testing.assert_close(gradient, parts[0][name] + parts[1][name], rtol=1e-6, atol=1e-7, msg=name)
 
@@ -201,7 +183,7 @@ def test_a_resumed_run_goes_on_to_the_bit(
 
     def train(engine: TorchEngine, steps: int) -> None:
         for _ in range(steps):
-            engine.accumulate(sequences, Linear(sequences))
+            engine.accumulate(sequences, linear(sequences))
             engine.step(1e-5)
 
     whole, resumed = engine(), engine()
@@ -223,7 +205,7 @@ def test_a_checkpoint_of_float32_weights_is_read_into_the_masters(
     make: Callable[..., TorchEngine], sequences: Sequences, tmp_path: Path
 ) -> None:
     full, half = make(), make(dtype="bfloat16")
-    full.accumulate(sequences, Linear(sequences))
+    full.accumulate(sequences, linear(sequences))
     full.step(0.01)
     for name in ("full", "half"):
         (tmp_path / name).mkdir()
@@ -241,6 +223,6 @@ def test_an_engine_that_only_scores_keeps_no_masters(make: Callable[..., TorchEn
     engine.score(sequences)
     before = engine.sample_weights()
     assert "state" not in vars(engine._optimizer)
-    engine.accumulate(sequences, Linear(sequences))
+    engine.accumulate(sequences, linear(sequences))
     engine.step(0.0)
     np.testing.assert_array_equal(engine.sample_weights(), before)

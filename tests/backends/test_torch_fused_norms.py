@@ -11,29 +11,18 @@ from torch import Tensor, nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from backends.interface import Floats, Ids, Sequences
+from backends.interface import Sequences
 from backends.settings import Lora
 from backends.torch import backend as torch_backend
 from backends.torch.backend import TorchEngine
 from backends.torch.fused_norms import fuse_norms
+from tests.backends.torch_engine import gradients, random_sequences, summed
 from tests.device import DEVICE
 
 
 @pytest.fixture
 def sequences() -> Sequences:
-    rng = np.random.default_rng(0)
-    lengths = [3, 6, 9]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    return Sequences((rng.integers(1, 31, 4),) * 3, rng.integers(0, 31, sum(lengths)), starts)
-
-
-class Summed:
-    """The loss Σ logp_t."""
-
-    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
-        return float(logp.sum()), np.ones(len(logp))
-
-    def restart(self) -> None: ...
+    return random_sequences([3, 6, 9], (4,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -51,11 +40,11 @@ def test_a_norm_and_its_gradients(dtype: torch.dtype) -> None:
     x, w, slope = (array.detach().double().cpu().numpy() for array in (x, w, slope))
     scale = 1 / np.sqrt((x**2).mean(1, keepdims=True) + 1e-3)
     pulled = slope * w
-    gradients = scale * pulled - x * scale**3 * (pulled * x).mean(1, keepdims=True)
+    of_given = scale * pulled - x * scale**3 * (pulled * x).mean(1, keepdims=True)
     near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float64 else {"atol": 0.02, "rtol": 0.01}
     for found, expected in (
         (out, x * scale * w),
-        (given.grad, gradients),
+        (given.grad, of_given),
         (module.weight.grad, (slope * x * scale).sum(0)),
     ):
         assert found is not None
@@ -86,12 +75,10 @@ def test_the_engine_computes_the_same_but_for_rounding(
     assert fuse_norms(fused._policy.causal) == 2 * 4 + 1
     np.testing.assert_allclose(fused.score(sequences).logprobs, plain.score(sequences).logprobs, atol=3e-6)
     for engine in (plain, fused):
-        engine.accumulate(sequences, Summed())
-    for name, weight in plain._optimizer.weights.items():
-        found, expected = fused._optimizer.weights[name].grad, weight.grad
-        assert found is not None
-        assert expected is not None
-        assert (found - expected).abs().max() < 1e-5 * expected.abs().max(), name
+        engine.accumulate(sequences, summed)
+    found = gradients(fused)
+    for name, expected in gradients(plain).items():
+        assert (found[name] - expected).abs().max() < 1e-5 * expected.abs().max(), name
 
 
 def test_bfloat16_policies_use_them_and_others_do_not(

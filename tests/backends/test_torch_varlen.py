@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.interface import Floats, Ids, Sequences
+from backends.interface import Sequences
 from backends.torch import backend as torch_backend
 from backends.torch import varlen_attention
 from backends.torch.attention import PackedLayout, packed_attention
 from backends.torch.backend import TorchEngine
 from backends.torch.varlen_attention import SquareLayout, VarlenLayout
 from tests.backends.test_torch_attention import HEADS, KEY_HEADS, SIZE, packed
+from tests.backends.torch_engine import gradients, random_sequences, summed
 from tests.device import DEVICE
 
 
@@ -133,24 +134,7 @@ def test_what_the_kernel_does_not_take_is_computed_in_rectangles(softcap: float 
 @pytest.fixture
 def sequences() -> Sequences:
     """Seven responses of different lengths to three prompts."""
-    rng = np.random.default_rng(0)
-    lengths = [3, 6, 9, 1, 2, 7, 12]
-    prompts = [rng.integers(1, 31, size) for size in (4, 6, 1)]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    return Sequences(tuple(prompts[i // 3] for i in range(7)), rng.integers(0, 31, sum(lengths)), starts)
-
-
-class Summed:
-    """The loss Σ logp_t, over responses in any order."""
-
-    def __call__(self, logp: Floats, rows: Ids) -> tuple[float, Floats]:
-        return float(logp.sum()), np.ones(len(logp))
-
-    def restart(self) -> None: ...
-
-
-def gradients(engine: TorchEngine) -> dict[str, Any]:
-    return {name: weight.grad for name, weight in engine._optimizer.weights.items()}
+    return random_sequences([3, 6, 9, 1, 2, 7, 12], (4, 6, 1))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernel takes no float32")
@@ -167,7 +151,7 @@ def test_the_engine_computes_the_same(
     plain, found = (make(gradient_checkpointing=checkpointing, micro_batch_tokens=40) for _ in range(2))
     found._policy.varlen, found._policy.squares = True, squares
     for engine in (plain, found):
-        engine.accumulate(sequences, Summed())
+        engine.accumulate(sequences, summed)
     scored, expected = found.score(sequences), plain.score(sequences)
     np.testing.assert_allclose(scored.logprobs, expected.logprobs, atol=2e-6)
     for name, gradient in gradients(plain).items():
