@@ -29,6 +29,7 @@ __all__ = [
     "machine",
     "median_ratio",
     "peak_memory",
+    "resident",
     "show",
     "write",
 ]
@@ -119,6 +120,11 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def resident() -> int:
+    """Bytes that this process holds in memory now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_peak(backend: str) -> int:

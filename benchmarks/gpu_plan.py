@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -35,7 +34,6 @@ from backends.interface import Engine, GraphUse, RolloutRequest, Sampling, Seque
 from backends.settings import BackendSettings, Optimizer
 from backends.torch import create
 from backends.torch.backend import PAGED
-from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.fused_norms import fuse_norms
 from delta_cli.recipe import load_recipe, to_toml
 
@@ -240,35 +238,6 @@ class Plan:
             what = f"two layers, {'float32' if mixed else 'bfloat16'} weights, {kind}"
             yield {"what": what, "value": 1e3 * self.clock(run, 2), "unit": "ms"}
 
-    def fsdp(self) -> Iterator[Row]:
-        """Whether the forward pass of gathered weights can be recorded under FSDP2, with one rank."""
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        from backends.torch.sharding import _without_hooks
-
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "RANK": "0", "WORLD_SIZE": "1"}
-        dist.init_process_group("cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo")
-        model: Any = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to(self.device)
-        modules = [*model, model]
-        for module in modules:
-            fully_shard(module, mesh=init_device_mesh(self.device, (1,)), reshard_after_forward=False)
-        for module in modules:
-            module.unshard()
-        inputs, runner = torch.ones(4, 64, device=self.device), GraphRunner(torch.device(self.device))
-        with torch.no_grad(), _without_hooks(modules):
-            expected = model(inputs)
-            for _ in range(3):
-                found = runner.run("forward", model, inputs)
-        assert torch.allclose(found, expected)
-        dist.destroy_process_group()
-        yield {
-            "what": "forwards of gathered weights replayed, of 3",
-            "value": runner.replays,
-            "unit": runner.fault or "",
-        }
-
     def recipe(self) -> Iterator[Row]:
         """Three steps of the recipe with few prompts, a checkpoint, and a fourth step after resuming."""
         self.close()
@@ -296,7 +265,7 @@ class Plan:
             yield {"what": f"a step's {name}", "value": value, "unit": ""}
 
 
-STAGES = ("weights", "decoding", "attention", "training", "layer", "fsdp", "recipe")
+STAGES = ("weights", "decoding", "attention", "training", "layer", "recipe")
 
 
 def cell(row: Row) -> dict[str, str]:

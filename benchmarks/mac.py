@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -29,14 +28,6 @@ LIMIT = 600  # seconds for one part
 KEPT = 20_000  # characters of output
 QUICKSTART = "run.steps=20"
 SHORT = ("run.steps=1", "rollout.prompts=4", "evaluation.problems=4")
-
-
-def chip() -> dict[str, str]:
-    """The processor's name and the system's version; empty on other systems."""
-    if platform.system() != "Darwin":
-        return {}
-    found = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
-    return {"chip": found.stdout.strip(), "macos": platform.mac_ver()[0]}
 
 
 def parts(run: Path, small: bool) -> dict[str, tuple[str, list[str]]]:
@@ -85,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", default="mac-report.json", help="where to write the report")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the script itself")
     args = parser.parse_args()
-    report: dict[str, Any] = {"machine": {**machine(), **chip()}, "parts": {}}
+    report: dict[str, Any] = {"machine": machine(), "parts": {}}
     with TemporaryDirectory() as scratch:
         for name, (needs, command) in parts(Path(scratch) / "run", args.small).items():
             print(f"{name} …", flush=True)

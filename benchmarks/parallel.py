@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from common import show, write
+from common import resident, show, write
 
 from backends.collective import SOLO
 from backends.interface import Collective, Proxy, RolloutRequest, Sampling, Sequences, starts_of
@@ -67,11 +67,6 @@ def step(engine: Any, ranks: Collective, everything: Sequences) -> float:
     engine.step(1e-5)
     ranks.barrier()
     return time.perf_counter() - start
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def work(model: Path, sharding: Sharding, threads: int, steps: int) -> None:

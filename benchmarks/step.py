@@ -41,7 +41,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import device_peak, in_fresh_process, median_ratio, show, write
+from common import device_peak, in_fresh_process, median_ratio, resident, show, write
 from lengths import scheduled_generate
 from reward import reward
 from workload import PHASES, EveryResponse, Workload, steps
@@ -190,11 +190,6 @@ def memory(name: str, workload: Workload) -> dict[str, int]:
                 step()
                 step()
     return {"imports": before, "peak": device_peak(workload.backend)}
-
-
-def resident() -> int:
-    """Bytes this process holds in memory now (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def table(result: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
