@@ -67,7 +67,7 @@ def place(path: str) -> tuple[int, str]:
     match = _LAYER.fullmatch(path)
     if match is None:
         raise BackendError(
-            f"there is an adapter on '{path}', which is no projection of a layer; such adapters cannot be trained"
+            f"there is an adapter on '{path}', which is not a projection of a layer; such adapters cannot be trained"
         )
     return int(match[1]), match[2]
 
@@ -144,7 +144,7 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise BackendError(f"adapter '{name}' is no local folder and cannot be downloaded: {reason}") from error
+        raise BackendError(f"adapter '{name}' is not a local folder and cannot be downloaded: {reason}") from error
 
 
 def read(name: str, lora: Lora) -> dict[tuple[int, str], Adapter]:
@@ -241,7 +241,7 @@ def _adapters(name: str, arrays: Mapping[str, Array], peft: bool, dora: bool) ->
         match = (_PEFT if peft else _MLX).fullmatch(key)
         if match is None or match[2] not in names or array.ndim != (1 if match[2] in names[2:] else 2):
             raise BackendError(
-                f"adapter '{name}' holds '{key}', which is no low-rank matrix of a projection; merge it first"
+                f"adapter '{name}' holds '{key}', which is not a low-rank matrix of a projection; merge it first"
             )
         found.setdefault(match[1], {})[match[2]] = array if peft else array.T
     for path, parts in found.items():

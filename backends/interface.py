@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """What answers when the model ends a turn of an episode.
+    """The environments' side of episodes: it answers each turn that the model ends.
 
     A turn ends as a response without turns does; see :class:`Sampling`. The answer may come later: the sampler goes on
     with other responses meanwhile.

@@ -77,7 +77,7 @@ def mlx_ranks(processes: int, scratch: Path) -> list[dict[str, str]]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens now."""
+    """Ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

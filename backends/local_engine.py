@@ -1,4 +1,4 @@
-"""What all local engines share: checks of ids, retries when memory runs out, versions of the weights."""
+"""The base class of local engines: checks of ids, retries when memory runs out, versions of the weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROBE_SEED = 20605
 
 
 class MicroBatch(Protocol):
-    """What a retry needs to know about the sequences of one forward pass."""
+    """The sequences of one forward pass, as far as a retry must know them."""
 
     @property
     def rows(self) -> Ids:

@@ -121,7 +121,7 @@ class RolloutRequest:
 
 
 def starts_of(lengths: Sequence[int] | Ids) -> Ids:
-    """Where each response begins if they lie end to end, and where the last one ends: int64 [R+1]."""
+    """The start of each response when all lie end to end, and the end of the last one: int64 [R+1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 

@@ -18,7 +18,7 @@ from backends.settings import BackendSettings, RewardModelSettings
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """Where a backend is, what it needs, and how to install that."""
+    """A backend's module, the packages that it needs, and how to install them."""
 
     module: str  # has create(settings, name, collective) -> Engine and join(name) -> Collective
     needs: tuple[str, ...]  # importable packages

@@ -148,7 +148,7 @@ class Parallel(Section):
 
 
 class EngineSection(Section):
-    """What samples the responses: the trainer's own backend, or vLLM servers that load the new weights."""
+    """The sampler of the responses: the trainer's own backend, or vLLM servers that load the new weights."""
 
     kind: Literal["local", "vllm"] = key("local", "local: the trainer's backend; vllm: vLLM servers, see docs/vllm.md")
     url: tuple[str, ...] = key((), "vllm: addresses of running servers, which requests are spread over", strict=False)

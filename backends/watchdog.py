@@ -37,7 +37,7 @@ _PLUMBING = ("collective.py", "watchdog.py", "sharding.py")  # not where a rank 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank says of itself."""
+    """A rank's report on itself."""
 
     rank: int
     phase: str = "start"
@@ -49,7 +49,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What this rank knows of another one, by its own clock (seconds)."""
+    """The last report of another rank, and when it came and last changed, in seconds of this rank's clock."""
 
     status: RankStatus
     heard: float  # when it last said anything
@@ -71,7 +71,7 @@ class Suspect:
 
 
 def find_suspect(sightings: list[Sighting], now: float) -> Suspect | None:
-    """The rank that has kept the others waiting longest; None if nobody waits for anybody.
+    """The rank that has kept the others waiting longest; None if no rank is waiting.
 
     A rank that answers is suspected only while another one waits for it, or while no rank at all makes progress. If
     all of them wait, those that entered the fewest collective calls keep the others.
@@ -129,7 +129,7 @@ class Watchdog:
 
     @property
     def phase(self) -> str:
-        """What the run does now, in one word."""
+        """The phase that the run is in, in one word."""
         return self._own.phase
 
     @phase.setter

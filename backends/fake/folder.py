@@ -31,8 +31,8 @@ def read(model: str) -> tuple[Qwen3Config, NumpyWeights]:
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise BackendError(
-            f"{model}: is no model folder (config.json is missing), and the fake backend downloads nothing; give the "
-            "folder of a model"
+            f"{model}: is not a model folder (it has no config.json), and the fake backend cannot download models; "
+            "give the path of a model folder"
         )
     raw = json.loads((folder / "config.json").read_text())
     rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {})}

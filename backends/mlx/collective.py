@@ -22,7 +22,7 @@ BUCKET = 2**26  # numbers of a gradient that are summed at a time: 256 MiB
 
 
 class MlxCollective:
-    """What crosses between ranks does so on the CPU's stream, also float64, which Metal does not have.
+    """Communication between ranks, all of it on the CPU's stream: Metal has no float64.
 
     Every sum is evaluated before anything uses it: work that a GPU has begun and that waits for another machine
     would be ended by the watchdog.
@@ -50,7 +50,7 @@ class MlxCollective:
             return np.array(self._all_sum(mx.array(array, mx.float32 if array.dtype == np.float32 else mx.float64)))
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank handed in, in the order of ranks; every rank sends as many bytes as the longest."""
+        """The items of all ranks, in the order of ranks; every rank sends as many bytes as the longest item has."""
         packed = np.frombuffer(pickle.dumps(item), np.uint8)
         lengths = self._all_gather(np.array([len(packed)], np.int64))
         parts = self._all_gather(np.pad(packed, (0, lengths.max() - len(packed)))).reshape(self.size, -1)

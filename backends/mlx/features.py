@@ -162,7 +162,7 @@ class MlxFeatureCollector:
             tokens[:] = [(-1, 0) if token[0] in responses else token for token in tokens]
 
     def features(self, starts: Ids, scale: Floats) -> MlxFeatures | None:
-        """Those of all tokens, with a factor each [N]; None where some were not kept."""
+        """The features of all tokens, with a factor for each [N]; None if some were not kept."""
         if self._used > self._limits[1]:
             return None
         self._join(on_host=self._used > self._limits[0])
@@ -193,7 +193,7 @@ def to_host(values: mx.array) -> Stored:
 
 
 def to_device(stored: Stored) -> mx.array:
-    """What ``to_host`` was given."""
+    """The rows that ``to_host`` was given."""
     if isinstance(stored, mx.array):
         return stored
     values = mx.array(stored)

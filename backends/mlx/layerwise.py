@@ -103,7 +103,7 @@ class LayerwiseGradient:
     def _around(
         self, run: TrunkCalls, top: list[mx.array], slopes: Sequence[mx.array]
     ) -> tuple[NamedArrays, list[mx.array]]:
-        """What comes after the last layer: its weights' gradient, and the slopes of that layer's outputs."""
+        """The part after the last layer: its weights' gradient, and the slopes of the last layer's outputs."""
         last = len(self._layers) - 1
 
         def after(outputs: list[mx.array]) -> list[mx.array]:
@@ -118,7 +118,7 @@ class LayerwiseGradient:
         return self._differentiate(after, top, slopes)
 
     def _below(self, run: TrunkCalls, slopes: Sequence[mx.array]) -> NamedArrays:
-        """What comes before the first layer: its weights' gradient."""
+        """The part before the first layer: its weights' gradient."""
 
         def before(_: list[mx.array]) -> list[mx.array]:
             found: list[mx.array] = []

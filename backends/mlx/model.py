@@ -52,7 +52,7 @@ class MlxPolicy:
 
     @property
     def output_scale(self) -> float:
-        """What logits are multiplied by, by one of the names that configurations have for it."""
+        """The factor of the logits, under any of the names that configurations have for it."""
         args = getattr(self.text, "args", None)
         return float(getattr(args, "logit_scale", None) or 1) / float(getattr(args, "logits_scaling", None) or 1)
 
@@ -183,7 +183,7 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(config: dict[str, Any]) -> dict[str, Any]:
-    """What mlx-lm is to read otherwise than config.json has it; a text model may be described inside of it."""
+    """The entries of config.json that mlx-lm must read differently; a text model may be described inside it."""
     changes, text = _rope(config), config.get("text_config")
     if isinstance(text, dict) and (names := _rope(text)):
         changes["text_config"] = text | names
@@ -241,7 +241,9 @@ def find(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=DEFAULT_ALLOW_PATTERNS))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise BackendError(f"model '{name}' is no folder here and cannot be had from the hub: {reason}") from error
+        raise BackendError(
+            f"model '{name}' is not a local folder and cannot be downloaded from the hub: {reason}"
+        ) from error
 
 
 def check_trunk_and_head(policy: MlxPolicy) -> None:

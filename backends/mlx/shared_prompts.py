@@ -28,7 +28,7 @@ class PromptCache:
     values: mx.array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What the layer has computed, which is kept."""
+        """Keep the keys and values that the layer has computed, and return them."""
         self.keys, self.values = keys, values
         return keys, values
 

@@ -35,7 +35,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
         experts = any(name.endswith(".experts") for name, _ in causal.base_model.named_modules())
         also = "; adapters on experts would open in no other library and are not trained" if experts else ""
         raise BackendError(
-            f"model.lora.targets: '{missing[0]}' is no projection of this model; it has "
+            f"model.lora.targets: '{missing[0]}' is not a projection of this model; it has "
             f"{', '.join(sorted(names))}{also}"
         )
     depth = causal.config.num_hidden_layers

@@ -38,7 +38,7 @@ from backends.torch.cache_size import CacheBudget
 from backends.torch.device import add_at, explained, out_of_memory, repeatable
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
-from backends.torch.four_bits import numbers
+from backends.torch.four_bits import numel
 from backends.torch.fused_norms import fuse_norms
 from backends.torch.head import dense_gradient
 from backends.torch.loading import load_for_rank
@@ -73,7 +73,7 @@ class TorchEngine(LocalEngine):
         self._parallel = DataParallel(collective, settings.parallel, self._device)
         self._policy = load_for_rank(settings, self._device, collective, self._parallel.splits)
         self._frozen = self._policy.frozen_copy() if settings.keep_reference and not settings.model.lora else None
-        self.parameters = sum(numbers(weight) for weight in self._policy.causal.parameters())
+        self.parameters = sum(numel(weight) for weight in self._policy.causal.parameters())
         self.threads = settings.threads or default_threads(self.parameters)
         torch.set_num_threads(self.threads)
         self.trainable = sum(weight.numel() for _, weight in self._policy.trained())

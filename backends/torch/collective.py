@@ -32,7 +32,7 @@ LARGE = 2**20  # bytes from which a sum goes over NCCL, if the ranks have GPUs
 
 
 class TorchCollective:
-    """What crosses between ranks as numpy arrays and objects goes over gloo, large sums over NCCL if there is one."""
+    """Communication between ranks: arrays and objects over gloo, large sums over NCCL if the ranks have GPUs."""
 
     def __init__(self, device: str) -> None:
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -92,7 +92,7 @@ class TorchCollective:
             dist.broadcast(tensor.view(-1).view(torch.uint8), 0)  # gloo does not know every type
 
     def gather(self, item: Any) -> list[Any]:
-        """What every rank handed in, in the order of ranks.
+        """The items of all ranks, in the order of ranks.
 
         Each rank sends as many bytes as its item has: small ones in the message that tells their lengths, larger ones
         in a broadcast of their own. ``all_gather_object`` would have every rank send as much as the longest item.

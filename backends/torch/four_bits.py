@@ -17,7 +17,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 INSTALL = "pip install 'delta-rlvr[quantised]'"
 
 
-def settings(dtype: torch.dtype) -> Any:
+def quantization_config(dtype: torch.dtype) -> Any:
     """Transformers' settings to quantise a model while loading: NF4 with 8-bit scales.
 
     ``dtype`` is that of the products. Raises BackendError if bitsandbytes is not installed.
@@ -44,8 +44,8 @@ def keep_differentiable(model: torch.nn.Module) -> None:
             module.training = True
 
 
-def numbers(weight: Tensor) -> int:
-    """How many numbers a weight represents."""
+def numel(weight: Tensor) -> int:
+    """The number of elements of a weight before it was packed into 4 bits."""
     packing = _packing(weight)
     return weight.numel() if packing is None else int(packing.shape.numel())
 

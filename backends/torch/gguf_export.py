@@ -34,7 +34,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         raise BackendError(
-            f"GGUF is written of {', '.join(ARCHITECTURES)}, not of models of type '{kind}'; {OTHERWISE}"
+            f"GGUF export supports {', '.join(ARCHITECTURES)}, but this model is a '{kind}'; {OTHERWISE}"
         )
     splitter = _splitter(tokenizer, kind)
     theta = _rope_theta(config)
@@ -73,7 +73,7 @@ def _splitter(tokenizer: dict[str, Any], kind: str) -> str:
 def _rope_theta(config: dict[str, Any]) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise BackendError(f"GGUF is written of models without scaled positions; {OTHERWISE}")
+        raise BackendError(f"GGUF export does not support scaled positions; {OTHERWISE}")
     return float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
 
 

@@ -39,7 +39,7 @@ def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
             'model.dtype = "float16" is for Macs without bfloat16 (--backend mlx); here choose "bfloat16" or "float32"'
         )
     dtype = torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
-    packing = four_bits.settings(dtype) if model.load_in_4bit else None
+    packing = four_bits.quantization_config(dtype) if model.load_in_4bit else None
     policy = _read(folder, model.path, dtype, device, packing)
     if not Path(model.path).expanduser().is_dir():
         policy.causal.name_or_path = model.path  # adapters name the hub model as their base, not a local cache folder
@@ -141,7 +141,7 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*COMPANIONS, "*.safetensors"]))
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise BackendError(
-            f"model '{name}' is no local folder and cannot be downloaded from the Hugging Face hub "
+            f"model '{name}' is not a local folder and cannot be downloaded from the Hugging Face hub "
             f"({_first_line(error)}); check the name and the connection"
         ) from error
 

@@ -118,7 +118,7 @@ class TorchAdamW:
         return partial(self._write, copied)
 
     def _states(self) -> dict[str, dict[str, TensorRows]]:
-        """What this rank saves, by file and name: nothing beyond the first copy of the weights."""
+        """The arrays that this rank saves, by file and name; ranks beyond the first copy of the weights save none."""
         if self._parallel.collective.rank >= self._parallel.shards:
             return {}
         step = torch.tensor(float(self._steps))

@@ -28,7 +28,7 @@ LEAST_WIDTH = 2  # transformers computes rows of a single token with kernels tha
 
 @dataclass
 class CarriedState:
-    """What a recurrent layer of transformers reads from and writes to a cache, for some sequences.
+    """The cache that a recurrent layer of transformers reads and writes, for some sequences.
 
     Layers have one or more states of each kind, by number; the first axis is that of the sequences.
     """

@@ -93,7 +93,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BackendError(f"cannot be loaded as a sequence classifier: {str(error).splitlines()[0]}") from error
     if missing := sorted(report["missing_keys"]):
-        raise BackendError(f"the weights of '{missing[0]}' are not in the folder, so it is no trained reward model")
+        raise BackendError(f"the weights of '{missing[0]}' are not in the folder, so it is not a trained reward model")
     return model, tokenizer
 
 

@@ -32,7 +32,7 @@ class RowState(CarriedState):
 
 
 class RowStates:
-    """What transformers' recurrent layers ask of a cache, for each of its rows.
+    """The cache that transformers' recurrent layers read and write, a state for each row.
 
     A pass is prepared by ``_open_states``. If it takes the first rows it works on them in place; for other rows it
     works on copies, which ``settle`` writes back.

@@ -166,7 +166,7 @@ class StoredState:
 
 @contextmanager
 def stored(folder: Path, stem: str) -> Iterator[StoredState]:
-    """What one or several ranks wrote under a name; raises OSError or SafetensorError if it is damaged."""
+    """The array that one or several ranks wrote under a name; raises OSError or SafetensorError if it is damaged."""
     single = file_of(folder, stem)
     paths = sorted(folder.glob(f"{stem}-*-of-*.safetensors")) or [single]
     with ExitStack() as stack:

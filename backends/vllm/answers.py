@@ -1,4 +1,4 @@
-"""What a vLLM server may answer: every field of an answer is checked here, once, before anything uses it."""
+"""The answers of a vLLM server: every field is checked here, once, before anything uses it."""
 
 from __future__ import annotations
 

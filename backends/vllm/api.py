@@ -386,7 +386,7 @@ def _read(response: http.client.HTTPResponse, opened: socket.socket, end: float)
 
 
 def _reason(text: bytes) -> str:
-    """What the body of an error says, in a line."""
+    """The message in the body of an error, in one line."""
     try:
         body = json.loads(text)
         said = body.get("error", body.get("detail", body))

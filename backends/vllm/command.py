@@ -23,7 +23,7 @@ _TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a launched server serves."""
+    """The model that a launched server serves, and its sizes."""
 
     path: str  # a folder, or a name on the hub
     dtype: str  # of the weights in the server; "auto": the type that they are stored in
@@ -72,7 +72,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def how_to_start() -> str:
-    """What a server needs beyond vLLM's defaults, for the person who starts it."""
+    """The options that a server needs beyond vLLM's defaults, for the person who starts it."""
     return " ".join([*(f"{name}={value}" for name, value in ENVIRONMENT.items()), "--logprobs-mode processed_logprobs"])
 
 

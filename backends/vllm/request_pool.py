@@ -182,7 +182,7 @@ class _RequestQueue:
 
 
 class _ServerLane:
-    """What the pool knows of one server."""
+    """The state of one server in the pool."""
 
     def __init__(self, api: VllmApi) -> None:
         self.api = api

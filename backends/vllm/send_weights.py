@@ -52,7 +52,7 @@ class Tensors:
 if hasattr(WeightSource, "iter_full"):  # vLLM 0.33
 
     class Source(Tensors, WeightSource):  # type: ignore[misc]  # vLLM is not in this environment
-        """What vLLM's engine reads the weights from."""
+        """The source that vLLM's engine reads the weights from."""
 
         iter_full = Tensors.whole
         metadata = cached_property(Tensors.declared)
@@ -60,7 +60,7 @@ if hasattr(WeightSource, "iter_full"):  # vLLM 0.33
 else:  # vLLM 0.32
 
     class Source(Tensors, WeightSource):  # type: ignore[misc, no-redef]
-        """What vLLM's engine reads the weights from."""
+        """The source that vLLM's engine reads the weights from."""
 
         __iter__ = Tensors.whole
         metadata = Tensors.declared

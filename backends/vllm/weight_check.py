@@ -35,7 +35,7 @@ class WeightCheck:
         self.published[weights.version] = weights.probe.logprobs
 
     def fault(self, found: Floats, before: ProbeAnswers | None) -> str | None:
-        """What is wrong with a server's log-probabilities [N], as a clause; None if they fit the newest weights.
+        """Say what is wrong with a server's log-probabilities [N], in a clause; None if they fit the newest weights.
 
         ``before`` are its former ones. The tolerance allows for precision, and an update in bfloat16 may be smaller
         than it. So answers that stay the same to the bit while the trainer's move are a fault, too.

@@ -64,7 +64,7 @@ class WeightSender:
             )
 
     def _answer(self, process: subprocess.Popen[bytes]) -> str:
-        """What went wrong; empty if the server has the weights."""
+        """The error message; empty if the server has the weights."""
         assert process.stdout is not None
         end, text = time.monotonic() + self._seconds, b""
         while not text.endswith(b"\n"):

@@ -31,7 +31,7 @@ def get(folder: Path) -> None:
         raise UserError(f"{folder}: holds something else; choose another folder, or empty this one")
     weights = find_weights()
     try:
-        from backends.torch.gguf import unpack
+        from backends.torch.gguf_import import unpack
     except ImportError as error:
         raise UserError(f"converting {weights.name} needs torch, transformers and gguf ({error}); {INSTALL}") from error
     folder.parent.mkdir(parents=True, exist_ok=True)

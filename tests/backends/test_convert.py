@@ -75,8 +75,8 @@ def test_what_gguf_cannot_hold_is_one_line(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "qwen3")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for changes, part in (
-        ({"model_type": "mamba"}, "not of models of type 'mamba'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "without scaled positions"),
+        ({"model_type": "mamba"}, "but this model is a 'mamba'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "does not support scaled positions"),
     ):
         (tmp_path / "m" / "config.json").write_text(json.dumps(config | changes))
         with pytest.raises(BackendError, match=part):

@@ -126,7 +126,7 @@ def test_adapters_of_torch_open_everywhere(lora: Lora, folder: Path, tmp_path: P
     engine.export(tmp_path / "model")
     adapter = str(tmp_path / "model" / "adapter")
     plain = dequantised(engine, folder, tmp_path / "plain")
-    packing = four_bits.settings(torch.float32)
+    packing = four_bits.quantization_config(torch.float32)
     base = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=packing, device_map={"": DEVICE}
     )

@@ -236,7 +236,7 @@ def test_magnitudes_that_only_one_side_has(
     said = {"use_dora": not dora} if kind == "of_peft" else {"fine_tune_type": "lora" if dora else "dora"}
     for name in BACKENDS:  # adapter_config.json says otherwise than the file
         with pytest.raises(
-            BackendError, match="which is no low-rank matrix" if dora else "lacks (lora_magnitude|m of)"
+            BackendError, match="which is not a low-rank matrix" if dora else "lacks (lora_magnitude|m of)"
         ):
             start(name, base, edited(folder, tmp_path / name, **said), dora=not dora)
 
@@ -246,7 +246,7 @@ def test_magnitudes_that_only_one_side_has(
     ("change", "why"),
     [
         (lambda found: found[:-1], "belongs to another model"),
-        (lambda found: found[None], "which is no low-rank matrix"),
+        (lambda found: found[None], "which is not a low-rank matrix"),
     ],
 )
 def test_magnitudes_of_another_shape(

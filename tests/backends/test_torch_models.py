@@ -181,7 +181,7 @@ def test_broken_folders(folder: Path, damage: Any, why: str) -> None:
 
 
 def test_a_name_that_is_not_on_the_hub() -> None:
-    with pytest.raises(BackendError, match="is no local folder and cannot be downloaded") as error:
+    with pytest.raises(BackendError, match="is not a local folder and cannot be downloaded") as error:
         load("nobody/nothing")
     assert "\n" not in str(error.value)
 

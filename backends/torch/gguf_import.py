@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def unpack(file: Path, folder: Path, ends: Sequence[str]) -> None:
-    """Write the model and tokenizer of ``file`` to ``folder``; ``ends`` are the tokens that end a response."""
+    """Write the model and tokenizer in ``file`` to ``folder``; ``ends`` are its end-of-sequence tokens."""
     place, name = str(file.parent), file.name
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
