@@ -14,6 +14,7 @@ from backends.interface import Completions, Proxy, RolloutRequest, Sequences
 from backends.mlx.backend import MlxEngine
 from backends.mlx.rollout import MlxRollout
 from delta_cli.assets.random_model import write_qwen3
+from tests.backends.completions import assert_same
 from tests.backends.mlx_engine import create
 from tests.conformance.test_episodes import PROMPTS, SAMPLING, Script
 
@@ -63,15 +64,7 @@ def test_memory_that_runs_out(folder: Path, fails: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(MlxRollout, "_advance", limited)
     found = drawn(again, Script(delay=1))
     assert len(calls) > fails
-    assert found.regions is not None
-    assert expected.regions is not None
-    np.testing.assert_array_equal(found.regions.ids, expected.regions.ids)
-    np.testing.assert_array_equal(found.regions.own, expected.regions.own)
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
-    assert found.features is not None
-    assert expected.features is not None
-    every = np.eye(len(found.tokens))
-    np.testing.assert_allclose(found.features.weighted_sum(every), expected.features.weighted_sum(every), atol=2e-5)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("room", [2, 64], ids=["few at a time", "all at once"])

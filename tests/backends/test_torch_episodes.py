@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from backends.torch import rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import PagedCache, SlotCache
 from backends.torch.decoder import Decoder
+from tests.backends.completions import assert_same
 from tests.conformance.test_episodes import SAMPLING, Script
 from tests.device import DEVICE
 
@@ -24,19 +24,6 @@ from .test_torch_pages import PROMPTS, rollouts  # noqa: F401 (a fixture)
 def drawn(engine: TorchEngine, delay: int = 2, turns: int = 4) -> Completions:
     script = Script(delay, turns)
     return engine.rollout(RolloutRequest(PROMPTS, SAMPLING, entropies=True, proxy=Proxy(), turns=script))
-
-
-def same(found: Completions, expected: Completions) -> None:
-    assert found.regions is not None
-    assert expected.regions is not None
-    np.testing.assert_array_equal(found.regions.ids, expected.regions.ids)
-    np.testing.assert_array_equal(found.regions.own, expected.regions.own)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
-    assert found.features is not None
-    assert expected.features is not None
-    every = np.eye(len(found.tokens))
-    np.testing.assert_allclose(found.features.weighted_sum(every), expected.features.weighted_sum(every), atol=2e-5)
 
 
 @pytest.fixture
@@ -59,7 +46,7 @@ def test_slots(
 ) -> None:
     monkeypatch.setitem(torch_backend.PAGED, DEVICE, False)
     monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
-    same(drawn(make(rollout_batch=slots)), expected)
+    assert_same(drawn(make(rollout_batch=slots)), expected)
     assert isinstance(rollouts[-1]._cache, SlotCache)
 
 
@@ -82,7 +69,7 @@ def test_pages_also_where_responses_have_to_leave(
     engine = make()
     if room is not None:
         engine._cache_tokens = room * (4 if DEVICE == "cpu" else 256)
-    same(drawn(engine), expected)
+    assert_same(drawn(engine), expected)
     assert isinstance(rollouts[-1]._cache, PagedCache)
     assert DEVICE == "cuda" or (rollouts[-1].preemptions > 0) == (room is not None)
 
@@ -101,7 +88,7 @@ def test_memory_that_runs_out(
         return call(decoder, *rest)
 
     monkeypatch.setattr(Decoder, "__call__", limited)
-    same(drawn(make()), expected)
+    assert_same(drawn(make()), expected)
     assert len(calls) > fails
 
 

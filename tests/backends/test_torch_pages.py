@@ -18,6 +18,7 @@ from backends.torch.cache import KeyValueCache, PagedCache, Prefix, SlotCache
 from backends.torch.cuda_graphs import GraphRunner
 from backends.torch.decoder import Decoder, prefill
 from backends.torch.model import TorchPolicy
+from tests.backends.completions import assert_same
 from tests.device import DEVICE
 
 PAGE = 4 if DEVICE == "cpu" else 256
@@ -26,21 +27,6 @@ REQUEST = RolloutRequest(
     PROMPTS, Sampling(max_tokens=24, stop_ids=(0, 7), samples=4, seed=3), entropies=True, proxy=Proxy()
 )
 LONGEST = 9 + 24
-
-
-def same(found: Completions, expected: Completions) -> None:
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.starts, expected.starts)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
-    assert found.entropies is not None
-    np.testing.assert_allclose(found.entropies, expected.entropies, atol=1e-5)
-    assert found.features is not None
-    assert expected.features is not None
-    every_token = np.eye(len(expected.tokens))
-    np.testing.assert_allclose(
-        found.features.weighted_sum(every_token), expected.features.weighted_sum(every_token), atol=2e-5
-    )
 
 
 @pytest.fixture
@@ -71,7 +57,7 @@ def test_pages_hold_the_responses_of_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
-    same(make(rollout_batch=slots).rollout(REQUEST), expected)
+    assert_same(make(rollout_batch=slots).rollout(REQUEST), expected)
     assert isinstance(rollouts[-1]._cache, PagedCache)
     assert rollouts[-1].preemptions == 0
 
@@ -100,7 +86,7 @@ def test_a_pool_that_is_too_small_changes_no_response(
         held.append(int(cache._held.sum()) * PAGE)
 
     monkeypatch.setattr(PagedCache, "grow", counted)
-    same(engine.rollout(REQUEST, lambda row, _: finished.append(row)), expected)
+    assert_same(engine.rollout(REQUEST, lambda row, _: finished.append(row)), expected)
     assert sorted(finished) == list(range(20))
     assert max(held) <= pool
     assert DEVICE == "cuda" or (every, growth) != (1, 0) or rollouts[-1].preemptions > 3
@@ -138,7 +124,7 @@ def test_out_of_memory_halves_the_pool(
 
     monkeypatch.setattr(PagedCache, where, limited)
     engine = make(rollout_batch=16)
-    same(engine.rollout(REQUEST), expected)
+    assert_same(engine.rollout(REQUEST), expected)
     assert len(set(tries)) > 1
     assert engine._cache_tokens <= 12 * PAGE or DEVICE == "cuda"
 
@@ -231,7 +217,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(
             patch.setattr(torch_backend, "kernel_fault", paged_attention.kernel_fault)
             patch.setattr(paged_attention, "attend_once", kernel)
             patch.setattr(paged_attention, "_flash", kernel)
-            same(engine.rollout(REQUEST), expected)
+            assert_same(engine.rollout(REQUEST), expected)
         assert engine.slower_path is not None
         assert re.fullmatch(f"keys and values are kept in slots.*{reason}.*", engine.slower_path)
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from backends.interface import BackendError, Completions, Ids, Proxy, RolloutRequest, Sampling, Sequences
+from backends.interface import BackendError, Ids, Proxy, RolloutRequest, Sampling, Sequences
 from backends.stop_strings import StopText
 from backends.torch import decoder, rollout
 from backends.torch.backend import TorchEngine
 from backends.torch.cache import Prefix, SlotCache
 from backends.torch.model import TorchPolicy
+from tests.backends.completions import assert_same
 from tests.device import DEVICE
 
 VOCAB, EOS = 31, 0
@@ -36,7 +37,7 @@ def test_batching_changes_no_response(make: Callable[..., TorchEngine], monkeypa
     assert 0 < whole.truncated.sum() < 20
     for slots, budget, every in ((1, 4, 1), (3, 16384, 1), (7, 10, 1), (20, 16384, 5), (6, 16384, 8)):
         monkeypatch.setitem(rollout.CHECK_EVERY, DEVICE, every)
-        same(
+        assert_same(
             make(rollout_batch=slots, micro_batch_tokens=budget).rollout(RolloutRequest(tuple(prompts()), SAMPLING)),
             whole,
         )
@@ -58,13 +59,6 @@ def test_stop_strings_that_are_noticed_late(
         assert found == whole[: min(ends, default=len(whole))]
         earlier += bool(ends)
     assert 3 < earlier < 20
-
-
-def same(found: Completions, expected: Completions) -> None:
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.starts, expected.starts)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
 
 
 def test_each_prompt_is_prefilled_once(make: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +157,9 @@ def test_out_of_memory_halves_the_responses_at_a_time(
     whole = make().rollout(RolloutRequest(tuple(prompts()), SAMPLING))
     backend, memory, finished = make(rollout_batch=16), Memory(monkeypatch, 5, where), list[int]()
     for _ in range(2):
-        same(backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)), whole)
+        assert_same(
+            backend.rollout(RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)), whole
+        )
     assert sorted(finished) == sorted(2 * list(range(20)))
     assert list(dict.fromkeys(memory.tries)) == [16, 8, 4]
 
@@ -184,7 +180,7 @@ def test_out_of_memory_late_in_a_rollout(make: Callable[..., TorchEngine], monke
         RolloutRequest(tuple(prompts()), SAMPLING), lambda row, _: finished.append(row)
     )
     assert steps[0] > 12
-    same(found, whole)
+    assert_same(found, whole)
     assert sorted(finished) == list(range(20))
 
 
@@ -210,7 +206,7 @@ def test_features_belong_to_the_tokens_that_stay(
             patch.setattr(SlotCache, "step", failing)
             found = make(rollout_batch=slots).rollout(request)
         assert steps[0] > 15
-        same(found, whole)
+        assert_same(found, whole)
         assert found.features is not None
         every_token = np.eye(len(whole.tokens))
         np.testing.assert_allclose(
