@@ -81,19 +81,21 @@ def test_update_learns_from_own_tokens_alone(make: Make, either: Path, tolerance
         assert largest_difference(exported(backend, tmp_path / name), oracle.weights()) < tolerance.weight
 
 
+def scored_and_updated(backend: Engine, batch: Sequences) -> tuple[Floats | float, ...]:
+    """Log-probabilities, entropies and features of a batch, and the loss and gradient norm of an update on it."""
+    scores = backend.score(batch, Proxy())
+    assert scores.features is not None
+    loss = backend.accumulate(batch, Clipped(batch, scores.logprobs))
+    sums = scores.features.weighted_sum(np.eye(len(batch.tokens)))
+    return scores.logprobs, scores.entropies, sums, loss, backend.step(LEARNING_RATE)
+
+
 def test_regions_without_an_environment_change_no_bit(make: Make, sequences: Sequences) -> None:
     marked = replace(
         sequences,
         regions=ResponseRegions(sequences.tokens, np.ones(len(sequences.tokens), dtype=bool), sequences.starts),
     )
-    found = []
-    for batch in (sequences, marked):
-        backend = make()
-        scores = backend.score(batch, Proxy())
-        assert scores.features is not None
-        loss = backend.accumulate(batch, Clipped(batch, scores.logprobs))
-        sums = scores.features.weighted_sum(np.eye(len(batch.tokens)))
-        found.append((scores.logprobs, scores.entropies, sums, loss, backend.step(LEARNING_RATE)))
+    found = [scored_and_updated(make(), batch) for batch in (sequences, marked)]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -110,14 +112,7 @@ def test_what_no_later_token_attends_to_changes_nothing(make: Make) -> None:
     assert after.sum() > 1
     ids[after] = (ids[after] + 5) % VOCAB
     other = replace(first, regions=ResponseRegions(ids, own, first.regions.starts))
-    found = []
-    for batch in (first, other):
-        backend = make()
-        scores = backend.score(batch, Proxy())
-        assert scores.features is not None
-        loss = backend.accumulate(batch, Clipped(batch, scores.logprobs))
-        sums = scores.features.weighted_sum(np.eye(len(batch.tokens)))
-        found.append((scores.logprobs, scores.entropies, sums, loss, backend.step(LEARNING_RATE)))
+    found = [scored_and_updated(make(), batch) for batch in (first, other)]
     for one, two in zip(*found, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-7)
 
