@@ -113,14 +113,14 @@ def test_a_chat_that_is_too_long_has_no_verdict(model: Path, tmp_path: Path) -> 
 
 
 def test_a_model_without_a_trained_head_is_refused(model: Path) -> None:
-    with pytest.raises(UserError, match=r"score.weight.*no trained reward model"):
+    with pytest.raises(UserError, match=r"score.weight.*not a trained reward model"):
         model_scores(RewardModelSection(path=str(model), device="cpu"))
 
 
 @pytest.mark.long
 def test_a_worker_refuses_a_model_without_a_trained_head(model: Path) -> None:
     with Grader(Reward(kind="model", model=RewardModelSection(path=str(model), device="cpu"))) as grader:
-        with pytest.raises(UserError, match=r"score.weight.*no trained reward model"):
+        with pytest.raises(UserError, match=r"score.weight.*not a trained reward model"):
             grader.check(PROBLEM)
         (verdict,) = graded(grader, ["42"])
         assert verdict.void  # a model that cannot be loaded gives no zeros
