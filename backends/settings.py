@@ -120,12 +120,12 @@ class Parallel(Section):
         "hybrid: as full over the processes of a machine, and each machine holds a copy (HSDP); "
         "auto: none below 2 billion trained weights, else full",
     )
-    shard_size: int | None = key(
-        None,
-        "hybrid: processes that hold one copy of the weights together, a divisor of their number; absent: those of a "
+    shard_size: int = key(
+        0,
+        "hybrid: processes that hold one copy of the weights together, a divisor of their number; 0: those of a "
         "machine, or all if each machine has one",
         "processes",
-        ge=2,
+        ge=0,
         le=1024,
     )
     prompt_queue: bool = key(
@@ -142,8 +142,13 @@ class Parallel(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.shard_size is not None and self.sharding != "hybrid":
-            raise ValueError('shard_size has no effect; set parallel.sharding = "hybrid", or leave it out')
+        if self.shard_size and self.sharding != "hybrid":
+            raise ValueError(
+                f'shard_size = {self.shard_size} has no effect; set parallel.sharding = "hybrid", or '
+                "parallel.shard_size = 0"
+            )
+        if self.shard_size == 1:
+            raise ValueError('shard_size = 1 splits nothing; set parallel.sharding = "none", or a larger shard_size')
         return self
 
 

@@ -260,19 +260,19 @@ class DataParallel:
         return min(rows, self.collective.rank % self.shards * -(-rows // self.shards))  # as torch.chunk splits them
 
 
-def shard_size(collective: Collective, asked: int | None) -> int:
-    """How many ranks hold one copy of hybrid weights: as many as ``asked``, or those of a machine if it has several.
+def shard_size(collective: Collective, asked: int) -> int:
+    """How many ranks hold one copy of hybrid weights: as many as ``asked``; 0: those of a machine if it has several.
 
     All of them if machines have different numbers. Raises BackendError if not every copy could have as many.
     """
     ranks = collective.size
-    if asked is None:
+    if asked == 0:
         [here, *others] = collective.gather(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         return here if here > 1 and {*others} == {here} and ranks % here == 0 else ranks
     if ranks % asked:
         raise BackendError(
             f"parallel.shard_size = {asked}: {ranks} processes cannot form sets of {asked}; set it to a divisor of "
-            f"{ranks}, or leave it out"
+            f"{ranks}, or to 0"
         )
     return asked
 

@@ -26,7 +26,7 @@ NOTES = (
 )
 HEADINGS = {
     "learning": ("arm", "area, %", "− dapo", "p", "− lighter", "final, %", "− dapo", "verdict"),
-    "other": ("arm", "AUC", "AUC, 8 updates", "noise / dapo's", "cosine − dapo's", "forwards", "s credit", "s step"),
+    "other": ("arm", "AUC", "AUC, 8 updates", "noise / dapo's", "cosine − dapo's", "forwards", "s credit", "s step", "GiB"),
 }
 
 
@@ -122,6 +122,7 @@ def _other(row: BenchRow) -> tuple[str, ...]:
         "" if row.forwards is None else f"{row.forwards:.0f}",
         "" if row.seconds is None else f"{row.seconds:.2f}",
         "" if row.step_seconds is None else f"{row.step_seconds:.2f}",
+        "" if row.peak_memory is None else f"{row.peak_memory / 2**30:.2f}",
     )
 
 

@@ -45,11 +45,14 @@ def plan(
 
 
 def run(units: Sequence[Unit], file: Path, jobs: int, say: Callable[[str], None]) -> None:
-    """Compute the units that the file does not hold yet, one line each."""
+    """Compute the units that the file does not hold yet, one line each.
+
+    A process computes one unit, so that the most memory it used is that unit's.
+    """
     _cut_unfinished_line(file)
     done = {tuple(record["key"]) for record in records(file)}
     missing = [unit for unit in units if unit.key not in done]
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent, max_tasks_per_child=1) as pool:
         futures = [pool.submit(measure, unit) for unit in missing]
         try:
             for number, future in enumerate(as_completed(futures), 1):

@@ -46,6 +46,7 @@ class BenchRow:
     forwards: float | None = None  # passes over the batch before the update
     seconds: float | None = None  # of scoring and credit in a step
     step_seconds: float | None = None
+    peak_memory: float | None = None  # bytes, the most that a run used
 
     @property
     def verdict(self) -> str:
@@ -156,6 +157,7 @@ def _row(arm: str, found: Sequence[JsonObject]) -> BenchRow:
         forwards=_median(record.get("forwards", 1) for record in runs),
         seconds=_median(record["seconds_credit"] for record in runs if "seconds_credit" in record),
         step_seconds=_median(record["seconds_step"] for record in runs if "seconds_step" in record),
+        peak_memory=_median(record["peak_memory"] for record in runs if "peak_memory" in record),
     )
 
 

@@ -96,6 +96,7 @@ def learning(unit: Unit) -> JsonObject:
         "entropy": steps[-1]["entropy_mean"],
         "seconds_credit": sum(record["seconds_score"] + record["seconds_credit"] for record in steps) / len(steps),
         "seconds_step": sum(record["seconds"] for record in steps) / len(steps),
+        "peak_memory": max(record["peak_memory"] for record in steps),
     }
 
 

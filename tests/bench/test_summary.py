@@ -85,5 +85,8 @@ def test_a_task_says_whether_it_tells_good_from_bad() -> None:
     assert rows["random"].noise.mean == pytest.approx(1.25)
     assert rows["random"].cosine is not None
     assert rows["random"].cosine.mean == pytest.approx(-0.1)
+    (least, most) = (records("dapo", dapo, peak_memory=size) for size in (1.0, 3.0))
+    assert summarise([*records("dapo", dapo), *least, *most])[0].rows[0].peak_memory == 2.0
+    assert rows["dapo"].peak_memory is None
     (worse,) = summarise([*records("solver", bad), *records("solver, flipped", good), *records("dapo", dapo)])
     assert all(found.p_greater > 0.5 for found in worse.told_apart.values())

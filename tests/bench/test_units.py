@@ -147,6 +147,7 @@ def test_a_run_is_measured() -> None:
     assert len(found["curve"]) == 2
     assert found["area"] == pytest.approx(np.mean(found["curve"]), abs=1e-4)
     assert found["key"] == ("learning", "addition", "random", "3", "full", *SHORT)
+    assert found["peak_memory"] > 0
 
 
 def test_a_protocol_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

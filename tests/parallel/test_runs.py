@@ -143,8 +143,8 @@ def test_processes_hold_copies_of_split_weights(model: Path, alone: Path, tmp_pa
     run(model, tmp_path / "longer", 1, run__steps=6)
     for name, processes, *changes in (
         ("same", 4),
-        ("full", 3, 'parallel.sharding="full"'),
-        ("whole", 1, 'parallel.sharding="none"'),
+        ("full", 3, 'parallel.sharding="full"', "parallel.shard_size=0"),
+        ("whole", 1, 'parallel.sharding="none"', "parallel.shard_size=0"),
     ):
         shutil.copytree(folder, tmp_path / name)
         resume(tmp_path / name, processes, "run.steps=6", *changes)
