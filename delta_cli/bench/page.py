@@ -26,7 +26,17 @@ NOTES = (
 )
 HEADINGS = {
     "learning": ("arm", "area, %", "− dapo", "p", "− lighter", "final, %", "− dapo", "verdict"),
-    "other": ("arm", "AUC", "AUC, 8 updates", "noise / dapo's", "cosine − dapo's", "forwards", "s credit", "s step", "GiB"),
+    "other": (
+        "arm",
+        "AUC",
+        "AUC, 8 updates",
+        "noise / dapo's",
+        "cosine − dapo's",
+        "forwards",
+        "s credit",
+        "s step",
+        "GiB",
+    ),
 }
 
 

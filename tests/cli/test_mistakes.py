@@ -245,7 +245,7 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*SET, "engine.async_steps=17"), ("engine.async_steps = 17", "at most 16")),
     ((*SET, "engine.kind=vllm"), ("engine.url of running servers", "engine.launch = true")),
     ((*SET, "engine.kind=vllm", "--set", "engine.url=nope"), ("'nope'", 'a list, like ["a", "b"]')),
-    ((*SET, "parallel.shard_size=2"), ("shard_size = 2 has no effect", 'parallel.sharding = "hybrid", or parallel.shard_size = 0')),
+    ((*SET, "parallel.shard_size=2"), ("shard_size = 2 has no effect", "or parallel.shard_size = 0")),
     ((*SET, "parallel.sharding=hybrid", "--set", "parallel.shard_size=1"), ("shard_size = 1 splits nothing", "larger")),
     ((*SET, "correction.high=2"), ("high has no effect without weight", "correction.preset")),
     ((*SET, "correction.preset=tis"), ("'tis'", "token_truncate")),
