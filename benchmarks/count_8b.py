@@ -8,7 +8,7 @@ batch is then simulated step by step: responses with lengths like an exponential
 the weights and keys once and launches the counted kernels. "slots" gives every response the columns of the longest,
 as without the kernel for pages; "pages" admits by tokens. Scoring and updating are those of ``delta doctor``,
 which takes one rate for all products, and once more from what layers move and multiply (benchmarks/count_layers.py):
-for float32 weights under autocast, for bfloat16 weights, and for those with long sequences as squares.
+for float32 weights under autocast, for bfloat16 weights, with long sequences as squares, and with compiled layers too.
 benchmarks/gpu_plan.py measures them where there is a GPU.
 """
 
@@ -51,7 +51,7 @@ EVERY = 8  # tokens between two looks at what has finished
 PRODUCTS = 0.65  # of the peak, in scoring and updates; assumed, as published for large ones on an H100
 # The same for attention by FlashAttention 2 and by cuDNN: a little below what the paper of FlashAttention 3 measured
 # for their forward passes on an H100 (370 and 600 of 989 TFLOP/s), because backward passes are slower.
-ATTENTION = {"autocast": 0.35, "bfloat16": 0.35, "squares": 0.55}
+ATTENTION = {"autocast": 0.35, "bfloat16": 0.35, "squares": 0.55, "compiled": 0.55}
 SLOTS = 12  # that fit 141 GB when each has the columns of the longest response of an evaluation
 
 
@@ -166,7 +166,7 @@ def layer_seconds(request: PlanRequest, updating: float, padding: float) -> dict
             layer, tokens = phases[phase], shape.layers * work.packed
             products = (layer.flops * tokens + passes * head) / (PRODUCTS * gpu.flops)
             moved = gpu_time.reading(layer.bytes * tokens, gpu)
-            attended = pairs * (padding if way == "squares" else 1) / (ATTENTION[way] * gpu.flops)
+            attended = pairs * (padding if way in ("squares", "compiled") else 1) / (ATTENTION[way] * gpu.flops)
             found[way][phase] = products + moved + passes * attended + beside
     return found
 
@@ -202,7 +202,7 @@ def predicted(counted: dict[str, float]) -> dict[str, Any]:
         "step_seconds": {name: drawing.seconds + sum(other.values()) for name, drawing in drawings.items()},
         "counted_layers": (layers := layer_seconds(request, other["updating"], padding)),
         "square_padding": padding,
-        "counted_step_seconds": drawings["pages"].seconds + sum(layers["squares"].values()),
+        "counted_step_seconds": drawings["pages"].seconds + sum(layers["compiled"].values()),
     }
 
 

@@ -2,7 +2,8 @@
 
 benchmarks/count_8b.py prints what follows from them. A packed row of responses goes through one and three layers, and
 the difference is a layer's. An operation moves its inputs and outputs once; attention counts as one kernel, and so does
-a norm where the backend runs it as one. "autocast" is float32 weights, whose norms are operations of their own.
+a norm where the backend runs it as one. "autocast" is float32 weights, whose norms are several operations; "squares"
+takes long sequences as squares; "compiled" has rotary embeddings and gated feed-forwards as one kernel each.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from backends.batching import pack
 from backends.interface import Sequences, starts_of
-from backends.torch import attention, varlen_attention
+from backends.torch import attention, compiled_layers, varlen_attention
 from backends.torch.model import TorchPolicy
 
 # Launch nothing; "device" is how a tensor without numbers is asked where it lies.
@@ -33,7 +34,7 @@ PRODUCTS = {"mm", "addmm", "bmm"}
 WIDTHS = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
 LENGTHS, PROMPT = (8000, 6000, 4000, 2000), 150
 TOKENS = PROMPT + sum(LENGTHS) - len(LENGTHS)  # of the packed row; the last of each response predicts nothing
-WAYS = ("autocast", "bfloat16", "squares")  # the last is bfloat16 with long sequences as squares
+WAYS = ("autocast", "bfloat16", "squares", "compiled")  # each with what those before it have, but the first
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,11 @@ def _policy(layers: int, way: str) -> TorchPolicy:
         for module in model.modules():
             if type(module).__name__ == "Qwen3RMSNorm":
                 module.forward = MethodType(lambda self, hidden_states: _norm(self, hidden_states), module)
+    if way == "compiled":
+        with unset_fake_temporarily():
+            assert compiled_layers.compile_layers(model, torch.device("cpu"), dtype) is None
     policy = TorchPolicy(model, Path(), torch.bfloat16)
-    policy.mixed, policy.varlen, policy.squares = mixed, True, way == "squares"
+    policy.mixed, policy.varlen, policy.squares = mixed, True, way in ("squares", "compiled")
     return policy
 
 
@@ -123,6 +127,39 @@ class _Moving(_Kernel):
         return (gradient * first, *(torch.empty_like(tensor) for tensor in others))
 
 
+class _Rotated(torch.autograd.Function):
+    """One kernel in each direction, which reads and writes as many numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        return torch.relu(states)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return torch.relu(gradients[0])
+
+
+class _Gated(torch.autograd.Function):
+    """One kernel in each direction: it reads two and writes one; then it reads these and a gradient, and writes two."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return gate + up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gate, up = ctx.saved_tensors
+        return gradients[0] + gate, torch.relu(up)
+
+
+def _fused(function: Any) -> Any:
+    """What a compiled function reads and writes; angles are few."""
+    if function.__name__ == "gated":
+        return _Gated.apply
+    return lambda query, key, *_: (_Rotated.apply(query), _Rotated.apply(key))
+
+
 def _attend(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
     out: Tensor = _Kernel.apply(query, keys, values)
     return out
@@ -133,6 +170,9 @@ def _without_numbers() -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("_kernel", "_square_kernel"):
             stack.enter_context(patch.object(varlen_attention, name, _attend))
+        plain = compiled_layers._with_compiled_rotary.__wrapped__
+        stubs = {"fused": _fused, "_gap": lambda *_: 0.0, "_with_compiled_rotary": plain}
+        stack.enter_context(patch.multiple(compiled_layers, **stubs))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 

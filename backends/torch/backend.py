@@ -35,6 +35,7 @@ from backends.process import default_threads
 from backends.settings import BackendSettings
 from backends.torch import adapters, varlen_attention
 from backends.torch.cache_size import CacheBudget
+from backends.torch.compiled_layers import compile_layers
 from backends.torch.device import add_at, explained, out_of_memory, repeatable
 from backends.torch.export import adapter_weights, export, export_adapters, merged_weights
 from backends.torch.features import TorchFeatureCollector, TorchFeatures
@@ -52,6 +53,7 @@ from backends.torch.sharding import FILLER, DataParallel
 PAGED = {"cpu": False, "cuda": True}  # keep keys and values in pages
 VARLEN = {"cpu": False, "cuda": True}  # compute packed rows as sequences of any lengths
 FUSED = {"cpu": False, "cuda": True}  # compute a norm as one kernel
+COMPILED = {"cpu": False, "cuda": True}  # and rotary embeddings and gated feed-forwards
 
 
 class TorchEngine(LocalEngine):
@@ -87,8 +89,7 @@ class TorchEngine(LocalEngine):
         self.recovery.alone = not self._parallel.sharded
         for policy in (self._policy, self._frozen):
             if policy is not None:
-                if FUSED[name] and policy.dtype == torch.bfloat16 and not policy.mixed:
-                    fuse_norms(policy.causal)
+                self._fuse(policy)
                 self._parallel.place(policy)
         self._choose_attention()
         if settings.keep_reference and settings.model.adapter:
@@ -98,6 +99,15 @@ class TorchEngine(LocalEngine):
         self._optimizer = TorchAdamW(dict(self._policy.trained()), settings.optimizer, self._parallel)
         self._cache_tokens = sys.maxsize  # of a rollout; shrinks if memory runs out
         self._paged: bool | None = None  # whether rollouts keep keys and values in pages; decided by the first
+
+    def _fuse(self, policy: TorchPolicy) -> None:
+        """Let the elementwise operations of a bfloat16 policy be few kernels."""
+        if policy.dtype != torch.bfloat16 or policy.mixed:
+            return
+        if FUSED[self._device.type]:
+            fuse_norms(policy.causal)
+        if COMPILED[self._device.type] and (why := compile_layers(policy.causal, self._device, policy.dtype)):
+            self._note_slower_path(f"rotary embeddings and feed-forwards take several kernels each: {why}")
 
     def _choose_attention(self) -> None:
         """Let packed rows be computed without padding, and long sequences as squares, by the kernels that compute the
