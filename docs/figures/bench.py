@@ -32,8 +32,8 @@ def _bench() -> Named:
     chain = result("bench_chain/summary")["tasks"]
     yield from _task("chain", chain, "chain", ("random",))
     yield from _hypotheses()
-    (fresh,) = result("bench_hypothesis/summary")["tasks"]
-    yield "bench.adapters", _adapters(fresh["adapters"])
+    for task in result("bench_adapters/summary")["tasks"]:
+        yield f"bench.adapters.{task['task']}", _adapters(task["adapters"])
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
     header = ("task", "seeds", "arm", "area − DAPO's, points", "final − DAPO's, points")
     yield "bench.exploration", table(header, explored)
