@@ -46,8 +46,9 @@ def usable_cores() -> int:
 def default_threads(parameters: int) -> int:
     """Threads for this process: OMP_NUM_THREADS, or its share of the usable cores; one for a tiny model.
 
-    Between two of a tiny model's operations, threads wait for each other longer than they compute. The number depends
-    on the model and the machine, not on how busy the machine is, since another number of threads may round differently.
+    Between two of a tiny model's operations, threads wait for each other longer than they compute
+    (benchmarks/results/busy.json). The number depends on the model and the machine, not on how busy the machine is,
+    since another number of threads may round differently.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list has numbers for nested regions
     if asked.isdigit() and int(asked):

@@ -3,7 +3,7 @@
 import os
 
 # OpenMP's threads spin while they wait. On a machine with other work each spinning thread keeps a core from the thread
-# it waits for. OpenMP reads the variable once, when torch loads.
+# it waits for: see benchmarks/results/busy.json. OpenMP reads the variable once, when torch loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Micro-batches differ in size, and blocks of fixed segments would leave gaps that no later one fits.

@@ -203,6 +203,38 @@ def _inside_trl() -> Named:
     yield "credit.all", f"{1000 * row['ours']['seconds']:.0f}"
 
 
+def _first_hour() -> Named:
+    """What a newcomer waits for, idle and loaded, and a step of the quickstart beside busy processes."""
+    quiet, loaded = result("newcomer")["runs"]
+    yield "newcomer.quiet", span((row["load"] for row in quiet), 1)
+    yield "newcomer.loaded", span(row["load"] for row in loaded)
+    cells = (
+        [what, *(f"{row['seconds']:.0f} s" for row in pair)]
+        for what, *pair in zip(NEWCOMER, quiet, loaded, strict=True)
+    )
+    yield "newcomer.table", table(NEWCOMER_HEADER, cells)
+    rows = result("busy")["rows"]
+    half = len(rows) // 2
+    pairs = zip(rows[:half], rows[half:], strict=True)
+    yield "busy.table", table(BUSY_HEADER, ([idle["setting"], _step(idle), _step(busy)] for idle, busy in pairs))
+
+
+NEWCOMER_HEADER = ("what you type", "idle", "loaded")
+NEWCOMER = (
+    "`git clone` and `make quickstart`",
+    "`delta init --data my.jsonl` and a first step",
+    "`delta compare runs/quickstart-1`",
+    "`delta study` with four learning rates, three seeds and five steps",
+)
+BUSY_HEADER = ("threads", "idle", "beside eight busy processes")
+
+
+def _step(row: dict[str, Any]) -> str:
+    """Median seconds of a step."""
+    seconds = row["seconds_of_a_step"]
+    return f"{seconds:.2f} s" if seconds else f"none in {row['wall_seconds']:.0f} s"
+
+
 def _graders() -> Named:
     counts = result("math_verify_cases")["results"]
     for name, count in (
@@ -214,4 +246,4 @@ def _graders() -> Named:
         yield f"math_verify.{name}", str(counts[count])
 
 
-SOURCES = (_graders, _count_8b, _speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl)
+SOURCES = (_graders, _count_8b, _speed, _real, _bfloat16, _gpu, _vllm, _processes, _inside_trl, _first_hour)
