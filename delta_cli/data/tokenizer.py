@@ -50,7 +50,7 @@ class Tokenizer:
 
         Raises UserError if a file is missing or broken, or the hub cannot be reached.
         """
-        folder = _folder(model)
+        folder = small_files(model)
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise UserError(f"{folder}: no tokenizer.json; give a model folder or hub name that has one")
@@ -58,7 +58,7 @@ class Tokenizer:
             core = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises nothing more specific
             raise UserError(f"{file}: not a tokenizer ({error}); download the model again") from error
-        configs = {name: _read_json(folder / name) for name in FILES if name.endswith("config.json")}
+        configs = {name: read_json(folder / name) for name in FILES if name.endswith("config.json")}
         tokenizer = cls(core, configs, _read_template(folder, configs["tokenizer_config.json"]))
         _check_ends(tokenizer.eos_ids, configs["config.json"], folder)
         return tokenizer
@@ -203,8 +203,11 @@ def model_folder(model: str) -> Path | None:
     return None
 
 
-def _folder(model: str) -> Path:
-    """The folder with a model's files: its own, or the hub's cache after fetching them."""
+def small_files(model: str) -> Path:
+    """The folder with a model's config and tokenizer: its own, or the hub's cache after fetching FILES.
+
+    Raises UserError if there is no such folder, or NotFetchedError if the hub does not give them now.
+    """
     if (folder := model_folder(model)) is not None:
         return folder
     try:
@@ -222,8 +225,8 @@ def _folder(model: str) -> Path:
         ) from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file does not exist."""
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model; empty if the file does not exist. Raises UserError for another content."""
     if not file.is_file():
         return {}
     try:

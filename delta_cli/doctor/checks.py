@@ -27,6 +27,7 @@ from delta_cli.rewards.weighted import WeightedReward
 from delta_cli.text import count
 from delta_cli.training.setup import (
     GOLD_SAMPLE,
+    check_files,
     check_functions,
     gold_notices,
     load_benchmarks,
@@ -56,6 +57,11 @@ def examine(
     machine = describe_machine(name)
     yield from _memory(recipe, machine, name)
     yield from _machine(machine, name)
+    try:
+        check_files(recipe)
+    except UserError as error:
+        yield _not_checked("credit and reward files", error)
+        return
     try:
         tokenizer = load_tokenizer(recipe)
     except UserError as error:

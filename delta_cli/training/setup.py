@@ -26,6 +26,7 @@ from delta_cli.evaluation.results import EvaluationSettings
 from delta_cli.recipe import Recipe
 from delta_cli.recipe.backend_settings import backend_settings
 from delta_cli.rewards.grader import Grader
+from delta_cli.rewards.reward_model import check_reward_model
 from delta_cli.rewards.verifiers import check_answers
 from delta_cli.rewards.weighted import RewardTerm, WeightedReward
 from delta_cli.rollout.worker import RolloutWorker
@@ -54,7 +55,7 @@ def open_trainer(
     BackendError, with one line each.
     """
     name = registry.resolve(backend_name)
-    open_weight_function(recipe.method.resolve())  # so that a mistake in a credit file shows before anything is loaded
+    check_files(recipe)
     tokenizer = load_tokenizer(recipe)
     data = load_data(recipe, tokenizer)
     benchmarks = load_benchmarks(recipe, data)
@@ -133,6 +134,14 @@ def _prompt_tokens(recipe: Recipe) -> int | None:
 
 def _tell(observer: Observer, line: str) -> None:
     observer.notice(Notice("engine", line))
+
+
+def check_files(recipe: Recipe) -> None:
+    """Raise UserError for a mistake in a credit file or a reward model's folder, before anything is loaded."""
+    open_weight_function(recipe.method.resolve())
+    for reward in recipe.rewards:
+        if reward.model is not None:
+            check_reward_model(reward.model.path)
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:

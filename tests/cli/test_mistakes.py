@@ -25,6 +25,7 @@ LONG = "x" * 100_000
 TRL = "num_generations = 8\nbeta = 0.04\nmax_completion_length = 256\nuse_vllm = true\nmax_steps = 10\n"
 VERL = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 8\n[trainer]\ntotal_training_steps = 5\n"
 SET = ("train", "--set")
+MODEL = ("train", "--set", "reward.kind=model", "--set")
 CUSTOM = ("train", "--set", "reward.kind=custom", "--set")
 ARITHMETIC = ("eval", "tiny-base", "--suite", "arithmetic")
 
@@ -240,6 +241,9 @@ WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*SET, "reward.kind=judge", "--set", "reward.judge.pattern=x"), ("no group", "parentheses around the score")),
     ((*SET, "reward.kind=judge", "--set", "reward.judge.template=x"), ("does not contain {response}",)),
     ((*SET, "reward.judge=8"), ("reward.judge = 8", "a section")),
+    ((*MODEL, "reward.model.path=absent"), ("reward.model.path: absent: no such model folder",)),
+    ((*MODEL, "reward.model.path=folder"), ("reward.model.path: folder: no config.json", "choose another")),
+    ((*MODEL, "reward.model.path=model"), ("reward.model.path: model: Qwen3ForCausalLM writes text", '"judge"')),
     ((*SET, "reward.kind=model"), ('reward.kind = "model" and [reward.model] belong together',)),
     ((*SET, "engine.async_steps=1"), ("applies to vLLM", 'engine.kind = "vllm"')),
     ((*SET, "engine.async_steps=17"), ("engine.async_steps = 17", "at most 16")),

@@ -132,6 +132,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = findings([f"data.source={tmp_path / 'absent.jsonl'}"], run_model=False)
     assert found["data"].level == "wrong"
     assert "no such file" in found["data"].text
+    found = findings(["reward.kind=model", f"reward.model.path={tmp_path}"], run_model=False)
+    assert found["credit and reward files"].level == "wrong"
+    assert "no config.json" in found["credit and reward files"].text
 
 
 @pytest.mark.parametrize(
