@@ -25,6 +25,7 @@ from delta_cli.recipe.data import DataSection, ProblemSource
 GENERATED_PROBLEMS = 5000  # to train on, without data.limit
 GENERATED_BENCHMARK = 256  # to evaluate on, without a limit
 GENERATED = (arithmetic.SOURCE, word_problems.SOURCE)
+SOURCE_KEY = re.compile(rf"(?<![\w./-])data\.({'|'.join(ProblemSource.model_fields)})(?!\.?[\w-])")  # not in a path
 LAYOUT_KEYS = ("config", "split", "question", "answer", "answer_pattern", "filter")  # that replace the data set's own
 
 
@@ -88,7 +89,10 @@ def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt
     reports: list[LoadReport] = []
     seen: set[str] = set()
     for name, part in data.parts():
-        loaded = _load(part, seed, tokenizer, max_prompt_tokens)
+        try:
+            loaded = _load(part, seed, tokenizer, max_prompt_tokens)
+        except UserError as error:
+            raise type(error)(_in_source(str(error), name)) from error
         train, apart = (_named(each, name, seen) for each in (loaded.problems, loaded.held_out))
         if not train:
             raise UserError(f"data.sources.{name}: no problem is left that an earlier source does not have")
@@ -100,6 +104,12 @@ def _mixed(data: DataSection, seed: int, tokenizer: Tokenizer | None, max_prompt
         reports.append(replace(loaded.report, kept=kept, duplicated=duplicated))
     held_out.sort(key=lambda each: each[0])
     return LoadedData(tuple(problems), tuple(each for _, each in held_out), _total(reports))
+
+
+def _in_source(message: str, name: str) -> str:
+    """The message about a single source, with the keys of the one of several that has this name."""
+    own = SOURCE_KEY.sub(rf"data.sources.{name}.\1", message)
+    return own if own != message else f"data.sources.{name}: {message}"
 
 
 def _named(problems: Sequence[Problem], name: str, seen: set[str]) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,24 @@ def test_the_recipe_as_a_file(mixture: dict[str, Any], tmp_path: Path) -> None:
     assert Recipe().data.weights == {}
     shown = show_data(str(file), "tiny-base")
     assert {each.id.partition(":")[0] for each in shown.problems} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"source": "data.source.jsonl"}, "data.sources.mine.source: data.source.jsonl: no such file"),
+        ({"source": "odd.jsonl"}, "data.sources.mine: odd.jsonl:1: no column 'question'"),
+        ({"source": "odd.jsonl", "question": "q", "filter": "level > 2"}, "data.sources.mine.filter: 'level > 2'"),
+    ],
+)
+def test_a_message_names_its_source(
+    own: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.jsonl").write_text('{"q": "1+1=?", "answer": "2", "level": []}\n')
+    data = {"sources": {"sums": {"limit": 5}, "mine": own}, "template": "plain"}
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        load_problems(DataSection.model_validate(data))
 
 
 def test_a_run_on_two_sources_resumes_to_the_bit(model: Path, tmp_path: Path) -> None:
