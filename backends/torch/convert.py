@@ -10,6 +10,7 @@ import torch
 
 from backends.interface import BackendError
 from backends.torch.four_bits import INSTALL
+from backends.torch.loading import exclusive_transformers
 from backends.torch.model import COMPANIONS
 
 BITS = (4, 8)
@@ -31,13 +32,14 @@ def quantise(folder: Path, out: Path, bits: int) -> None:
     config = BitsAndBytesConfig(load_in_4bit=True, **four) if bits == 4 else BitsAndBytesConfig(load_in_8bit=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, quantization_config=config, dtype=torch.bfloat16, device_map={"": device}
-        )
+        with exclusive_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, quantization_config=config, dtype=torch.bfloat16, device_map={"": device}
+            )
+            model.save_pretrained(out)
     except (ValueError, RuntimeError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendError(f"bitsandbytes cannot quantise this model ({reason}); export it without") from error
-    model.save_pretrained(out)
     for pattern in COMPANIONS:
         for file in folder.glob(pattern):
             if file.name not in WRITTEN:

@@ -9,14 +9,18 @@ import gguf  # noqa: F401  transformers reads the file with it
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from backends.torch.loading import exclusive_transformers
+
 
 def unpack(file: Path, folder: Path, ends: Sequence[str]) -> None:
     """Write the model and tokenizer in ``file`` to ``folder``; ``ends`` are its end-of-sequence tokens."""
     place, name = str(file.parent), file.name
-    model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+    with exclusive_transformers():
+        model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     del model.config.quantization_config  # the weights are float32 now and saved as such
     model.hf_quantizer = None
     model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in ends]
-    model.save_pretrained(folder)
+    with exclusive_transformers():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

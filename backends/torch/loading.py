@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,32 @@ from backends.torch.model import BY_TOKEN, COMPANIONS, WITHOUT_ATTENTION, TorchP
 from backends.torch.parts import LanguagePart
 from backends.weights import refuse_nonfinite, refuse_too_many_layers, refuse_unexpected
 
+_ONE_THREAD = threading.Lock()
 _ATTENTION = {"full_attention", "sliding_attention", "hybrid"}  # hybrid: attention beside a recurrence
 _OWN_ATTENTION = (
     "model '{}' computes its attention outside transformers' attention interface, so responses cannot share their "
     "prompt; choose another architecture"
 )
+
+
+@contextmanager
+def exclusive_transformers() -> Iterator[None]:
+    """Make, read or write a model with transformers: one thread at a time, without its progress bars and warnings.
+
+    Meanwhile transformers changes settings of the whole process, such as torch's default dtype and its own logging, so
+    models that two threads make at once can get the wrong dtype or weights.
+    """
+    logging = transformers.utils.logging
+    with _ONE_THREAD:
+        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 def load_policy(settings: BackendSettings, device: torch.device) -> TorchPolicy:
@@ -92,7 +115,7 @@ def _empty(settings: BackendSettings) -> TorchPolicy | None:
     folder, dtype = resolve_folder(model.path), torch.bfloat16 if model.dtype == "bfloat16" else torch.float32
     config, part = _config(folder, model.path)
     try:
-        with torch.device("meta"):
+        with exclusive_transformers(), torch.device("meta"):
             causal = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=False
             )
@@ -150,31 +173,24 @@ def _read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, pac
     """The model in ``folder`` with every weight read from its files; ``packing`` says how matrices are quantised."""
     config, part = _config(folder, name)
     _check_size(config, folder, name)
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            key_mapping=part.renamings if part else None,
-            attn_implementation=attention.NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # reported below, by name
-            output_loading_info=True,
-            **({"quantization_config": packing, "device_map": {"": device}} if packing else {}),
-        )
+        with exclusive_transformers():
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                key_mapping=part.renamings if part else None,
+                attn_implementation=attention.NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+                **({"quantization_config": packing, "device_map": {"": device}} if packing else {}),
+            )
     except Exception as error:  # a broken file can make transformers raise anything
         if attention.NAME in str(error):
             raise BackendError(_OWN_ATTENTION.format(name)) from error
         raise BackendError(f"model '{name}' cannot be loaded: {_first_line(error)}; check its files") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
     broken = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     if broken:
         raise BackendError(
@@ -202,7 +218,7 @@ def _check_size(config: Any, folder: Path, name: str) -> None:
     A broken config.json falls back on the defaults of its architecture, which may be billions of weights.
     """
     try:
-        with torch.device("meta"):
+        with exclusive_transformers(), torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         asked = sum(weight.numel() for weight in model.parameters())
         there = 0

@@ -12,7 +12,7 @@ import transformers
 
 from backends.interface import BackendError
 from backends.settings import RewardModelSettings
-from backends.torch.loading import resolve_folder
+from backends.torch.loading import exclusive_transformers, resolve_folder
 
 LONGEST = 10**6  # a tokenizer without a limit names a larger number
 
@@ -86,9 +86,10 @@ def _device(name: str) -> torch.device:
 def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The model and its tokenizer. A head that the folder lacks would be random, so it is refused."""
     try:
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True, use_safetensors=True
-        )
+        with exclusive_transformers():
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True, use_safetensors=True
+            )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise BackendError(f"cannot be loaded as a sequence classifier: {str(error).splitlines()[0]}") from error

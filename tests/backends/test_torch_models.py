@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,10 @@ import torch
 import transformers
 
 from backends.interface import BackendError, Engine, RolloutRequest, Sampling, Sequences
-from backends.settings import BackendSettings, Lora
+from backends.settings import BackendSettings, Lora, RewardModelSettings
 from backends.torch import create
+from backends.torch.convert import quantise
+from backends.torch.reward_model import TransformersRewardModel
 from delta_cli.assets.random_model import write_qwen3
 from tests.device import DEVICE
 
@@ -223,3 +229,48 @@ def test_adapters_of_the_last_layers(folder: Path, tmp_path: Path) -> None:
 def test_loading_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load(folder, lora=Lora(rank=2), keep_reference=True).close()
     assert capfd.readouterr() == ("", "")
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    from backends.torch.gguf_import import unpack
+
+    unpack(file, folder, ())
+
+
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "policy": lambda folder: load(folder),
+    "reward model": lambda folder: TransformersRewardModel(RewardModelSettings(path=str(folder), device="cpu")),
+    "gguf": lambda folder: _unpack(folder / "model.gguf", folder / "out"),
+    "quantised": lambda folder: quantise(folder, folder / "out", 8),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), [("policy", "reward model"), ("gguf", "quantised")])
+def test_two_threads_make_models_one_after_the_other(
+    one: str, other: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers changes settings of the whole process while it makes a model."""
+    for package in ("bitsandbytes", "gguf"):
+        pytest.importorskip(package)
+    meeting, met = threading.Barrier(2), []
+
+    def make(*_: object, **__: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            met.append(meeting.wait(0.3))  # broken if nobody else comes meanwhile
+        raise OSError("no model")
+
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForSequenceClassification):
+        for name in ("from_config", "from_pretrained"):
+            monkeypatch.setattr(kind, name, make)
+    with ThreadPoolExecutor(2) as threads:
+        errors = [thread.exception() for thread in [threads.submit(LOADERS[name], folder) for name in (one, other)]]
+    assert ["no model" in str(error) for error in errors] == [True, True]
+    assert not met
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantising_prints_no_progress(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bitsandbytes")
+    quantise(folder, folder / "out", 8)
+    assert capfd.readouterr() == ("", "")
+    assert transformers.utils.logging.is_progress_bar_enabled()
