@@ -64,17 +64,17 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
     return "".join(BLOCKS[min(int(level * len(BLOCKS)), len(BLOCKS) - 1)] for level in levels)
 
 
-def number(value: Any, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits and thousands separators; a dash for anything else."""
+def number(value: Any) -> str:
+    """A number with three significant digits and thousands separators; a dash for anything else."""
     if not isinstance(value, int | float):
         return NONE
     if not math.isfinite(value):
         return str(value)
-    if value == int(value) and (isinstance(value, int) or abs(value) >= 10**digits):
+    if value == int(value) and (isinstance(value, int) or abs(value) >= 1000):
         return f"{int(value):,}"
-    if abs(value) >= 10 ** (digits - 1):
+    if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.{digits}g}" if abs(value) < 1e-3 and value else f"{value:#.{digits}g}"
+    return f"{value:.3g}" if abs(value) < 1e-3 and value else f"{value:#.3g}"
 
 
 def percent(value: Any) -> str:

@@ -74,7 +74,7 @@ def _numpy(weight: Tensor) -> NDArray[np.float32]:
 
 
 @torch.no_grad()
-def merged_weights(policy: TorchPolicy, keep: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def merged_weights(policy: TorchPolicy, keep: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model's weights with adapters merged in, and the adapters' own weights, by name and on the host.
 
     Merging runs in float32, one matrix at a time, so that the device never holds a second model; the result is in the
@@ -93,7 +93,7 @@ def merged_weights(policy: TorchPolicy, keep: bool = True) -> tuple[dict[str, Te
 
 
 @torch.no_grad()
-def adapter_weights(policy: TorchPolicy, keep: bool = True) -> dict[str, Tensor]:
+def adapter_weights(policy: TorchPolicy, keep: bool) -> dict[str, Tensor]:
     """The adapters' weights by PEFT's names, on the host; every rank must call it."""
     adapters = {}
     for name, part in policy.causal.named_parameters():

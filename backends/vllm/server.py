@@ -45,8 +45,8 @@ class VllmServer:
         check: WeightCheck,
         label: str,
         *,
-        holds_model: bool = False,
-        send: Callable[[Path], None] | None = None,
+        holds_model: bool,
+        send: Callable[[Path], None] | None,
     ) -> None:
         """Have the server draw from these weights, which it gets under the label, and prove that it does.
 

@@ -106,11 +106,11 @@ def _outcome(arm: str, seed: int, run: RunFolder, target: float) -> RunOutcome:
     )
 
 
-def steps_to(curve: Sequence[float], target: float, window: int = 3) -> int | None:
-    """The first step at which the mean accuracy of the last ``window`` steps reaches the target; None if never."""
-    means = np.convolve(curve, np.ones(window) / window, "valid") if len(curve) >= window else np.array([])
+def steps_to(curve: Sequence[float], target: float) -> int | None:
+    """The first step at which the mean accuracy of the last three steps reaches the target; None if never."""
+    means = np.convolve(curve, np.ones(3) / 3, "valid") if len(curve) >= 3 else np.array([])
     reached = np.flatnonzero(means >= target - 1e-12)
-    return int(reached[0]) + window if len(reached) else None
+    return int(reached[0]) + 3 if len(reached) else None
 
 
 def _row(name: str, runs: Sequence[RunOutcome], reference: Sequence[RunOutcome] | None) -> ArmSummary:

@@ -20,17 +20,17 @@ class OutOfBudgetError(UnreadableError):
 
 
 class _Account:
-    def __init__(self, units: int) -> None:
-        self.left = units
+    def __init__(self) -> None:
+        self.left = UNITS
 
 
 _account: ContextVar[_Account | None] = ContextVar("work", default=None)
 
 
 @contextmanager
-def budget(units: int = UNITS) -> Iterator[None]:
+def budget() -> Iterator[None]:
     """Limit the work of everything inside. Raises OutOfBudgetError when it is used up."""
-    token = _account.set(_Account(units))
+    token = _account.set(_Account())
     try:
         yield
     finally:
