@@ -47,12 +47,24 @@ def resolve(name: str) -> str:
     name = default() if name == "auto" else name
     if name not in ENTRIES:
         raise BackendError(f"backend '{name}' does not exist; choose one of auto, {', '.join(NAMES)}")
-    missing = [package for package in ENTRIES[name].needs if find_spec(package) is None]
-    if missing:
+    if missing := _missing(name):
+        names, verb = " and ".join(missing).replace("_", "-"), "is" if len(missing) == 1 else "are"
+        other = "" if _missing(default()) else f"choose --backend {default()}, or "
         raise BackendError(
-            f"backend '{name}' needs {' and '.join(missing)}, which is not installed; run: {ENTRIES[name].install}"
+            f"backend '{name}' needs {names}, which {verb} not installed; {other}run: {ENTRIES[name].install}"
         )
     return name
+
+
+def _missing(name: str) -> list[str]:
+    """The packages that a backend needs and that are not installed."""
+    return [package for package in ENTRIES[name].needs if find_spec(package) is None]
+
+
+def check_installation(name: str) -> None:
+    """Raise BackendError unless a backend's packages are there and, those of MLX, can be imported."""
+    if resolve(name) == "mlx":
+        importlib.import_module(ENTRIES["mlx"].module).check_installation()
 
 
 def join(name: str) -> Collective:
@@ -79,8 +91,7 @@ def converter(name: Literal["mlx", "transformers"]) -> Any:
     if name == "transformers":
         resolve("cpu")
         return importlib.import_module("backends.torch.convert")
-    resolve("mlx")
-    importlib.import_module(ENTRIES["mlx"].module).check_installation()
+    check_installation("mlx")
     return importlib.import_module("backends.mlx.convert")
 
 

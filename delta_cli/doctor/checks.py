@@ -56,7 +56,9 @@ def examine(
     name = registry.default() if backend == "auto" else backend
     machine = describe_machine(name)
     yield from _memory(recipe, machine, name)
-    yield from _machine(machine, name)
+    for finding in _machine(machine, name):
+        run_model = run_model and finding.level != "wrong"
+        yield finding
     try:
         check_files(recipe)
     except UserError as error:
@@ -97,7 +99,7 @@ def _machine(machine: Machine, backend: str) -> Iterator[Finding]:
     yield Finding("ok", "system", f"{machine.system}, {machine.cores} cores, {gib(machine.memory)} of memory")
     yield Finding("ok", "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items()))
     try:
-        registry.resolve(backend)
+        registry.check_installation(backend)
     except BackendError as error:
         yield Finding("wrong", "backend", str(error))
         return
