@@ -60,14 +60,23 @@ class PhaseProgress:
 
 
 class ResizableLive(Live):
-    """A live display that also erases the rows into which a narrower terminal has wrapped its lines."""
+    """A live display that leaves no debris: in a terminal that becomes narrower, and under lines printed above it."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Correct the height of what is on the screen before it is erased."""
+        """Correct the height of what is on the screen, of which a narrower terminal has wrapped lines."""
         shape, width = self._live_render._shape, self.console.width
         if shape is not None and shape[0] > width:
             self._live_render._shape = (width, shape[1] * -(-shape[0] // width))
         return super().process_renderables(renderables)
+
+    def print_above(self, line: RenderableType) -> None:
+        """Print a line above the display.
+
+        The thread that refreshes waits meanwhile. Otherwise it could draw a picture of another height between the
+        computation of how many rows to erase and the writing, and too many or too few rows would be erased.
+        """
+        with self._lock:
+            self.console.print(line, highlight=False)
 
 
 class LiveObserver(Observer):
@@ -83,7 +92,7 @@ class LiveObserver(Observer):
         self._evaluation: JsonObject = {}
         self._examples: dict[bool, Example] = {}  # the latest right and wrong one
         self._begun = self._stepped = time.monotonic()
-        self._live: Live | None = None
+        self._live: ResizableLive | None = None
 
     # ------------------------------------------------------------------------------ called by the loop
 
@@ -127,7 +136,10 @@ class LiveObserver(Observer):
             self._live = None
 
     def _above(self, line: Text) -> None:
-        self._console.print(line, highlight=False)
+        if self._live is None:
+            self._console.print(line, highlight=False)
+        else:
+            self._live.print_above(line)
 
     # ------------------------------------------------------------------------------ the dashboard
 

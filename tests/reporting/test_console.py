@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -139,6 +141,26 @@ def test_a_narrower_terminal_is_cleared_of_the_wrapped_rows() -> None:
     live.refresh()
     live.stop()
     assert console.file.getvalue().split("x")[0].count("\x1b[1A") == 3
+
+
+def test_a_refresh_waits_until_a_line_above_is_written() -> None:
+    """Else it could draw a picture of another height after the rows to erase were counted for the line."""
+    live = ResizableLive(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False)
+    refreshed = threading.Event()
+    thread = threading.Thread(target=lambda: (live.refresh(), refreshed.set()))
+    waited = []
+
+    class Line:
+        def __rich_console__(self, *_: object) -> Iterator[Text]:
+            thread.start()
+            waited.append(not refreshed.wait(0.2))
+            yield Text("a line")
+
+    with live:
+        live.print_above(Line())
+        thread.join()
+    assert waited == [True]
+    assert refreshed.is_set()
 
 
 class Terminal(io.StringIO):
