@@ -18,6 +18,7 @@ FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its a
     "chain": ("chain", "bench_chain"),
     "addition": ("addition", "bench_sums"),
     "noisy": ("noisy", "bench_sums"),
+    "sparse": ("sparse", "bench_sparse"),
 }
 FROM_300_ARMS = ("wrong side × 0.5", HYPOTHESIS, "arca")
 PAGE_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
@@ -41,7 +42,11 @@ def _bench() -> Named:
 
 def _hypotheses() -> Named:
     """The two hypotheses on the seeds that were named for their tests, and what else ran from seed 300 up."""
-    tests = (("fork", "bench_hypothesis", 306, (HYPOTHESIS, "arca")), ("chain", "bench_chain", 300, (HYPOTHESIS,)))
+    tests = (
+        ("fork", "bench_hypothesis", 306, (HYPOTHESIS, "arca")),
+        ("chain", "bench_chain", 300, (HYPOTHESIS,)),
+        ("sparse", "bench_sparse", 300, (HYPOTHESIS,)),
+    )
     for name, folder, first, arms in tests:
         fresh = _since(folder, name, first)
         yield f"hypothesis.{name}.seeds", str(_of(fresh, HYPOTHESIS).area_over_dapo.difference.seeds)
@@ -52,6 +57,9 @@ def _hypotheses() -> Named:
     whole = {label: _since(folder, name, 300) for label, (name, folder) in FROM_300.items()}
     for arm, short in zip(FROM_300_ARMS, ("half", "light", "arca"), strict=True):
         yield f"fork16.{short}", points(asdict(_of(whole["fork"], arm).area_over_dapo.difference))
+    solver = _of(whole["sparse"], "solver").area_over_dapo.difference
+    yield "sparse.solver", points(asdict(solver))
+    yield "sparse.seeds", str(solver.seeds)
     header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
     rows = (_compared(label, _of(task, arm)) for label, task in whole.items() for arm in FROM_300_ARMS)
     yield "hypothesis.table", table(header, rows)
