@@ -236,10 +236,10 @@ def packed_attention(
     window = layout.windows[layer or 0]
     # Under autocast, norms leave queries and keys in float32, while values come from a product in 16 bits.
     q, k, v = (state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value))
-    if layout.varlen and softmax.plain and takes(query, value):
-        if layout.squares and not window:
+    if layout.varlen and softmax.softcap is None and takes(query, value):
+        if layout.squares and not window and softmax.plain:
             return attend_squares(q, k, v, layout.squared, scaling)[None], None
-        return attend_sequences(q, k, v, layout.sequences, window, scaling)[None], None
+        return attend_sequences(q, k, v, layout.sequences, window, scaling, softmax.sinks)[None], None
     return attend_rectangles(q, k, v, layout.rectangles, window, scaling, softmax)[None], None
 
 

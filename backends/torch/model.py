@@ -110,6 +110,11 @@ class TorchPolicy:
         windows = self.windows
         return tuple(windows.get(kind, 0) for kind in kinds or [*windows] * self.config.num_hidden_layers)
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention has sinks, learned scores without a value."""
+        return any(name.endswith(".sinks") for name, _ in self.causal.named_parameters())
+
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and weights that updates change."""
         return ((name, weight) for name, weight in self.causal.named_parameters() if weight.requires_grad)

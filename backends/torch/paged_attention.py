@@ -16,6 +16,7 @@ from backends.interface import Ids
 from backends.torch.cache import PagedCache, PageTable
 from backends.torch.decoder import prefill
 from backends.torch.device import out_of_memory
+from backends.torch.sink_attention import add_sinks
 from backends.torch.softmax import Softmax, attend_once
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def attend_pages(
 ) -> Tensor:
     """Outputs [rows, 1, heads, size] for queries [rows, heads, 1, size] and pools [pages, page, fewer heads, size]."""
     if query.device.type == "cuda":
-        if not softmax.plain:
-            raise NotImplementedError("the kernel has neither capped scores nor attention sinks")
-        return _flash(query, keys, values, table, window, scaling)
+        if softmax.softcap is not None:
+            raise NotImplementedError("the kernel has no capped scores")
+        return _flash(query, keys, values, table, window, scaling, softmax.sinks)
     pages = table.pages.long()
     every_key, every_value = (pool[pages].flatten(1, 2).transpose(1, 2) for pool in (keys, values))
     columns = torch.arange(every_key.shape[2], device=query.device)
@@ -52,12 +53,20 @@ def attend_pages(
     return attend_once(query, every_key, every_value, visible, scaling)
 
 
-def _flash(query: Tensor, keys: Tensor, values: Tensor, table: PageTable, window: int, scaling: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+def _flash(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: PageTable,
+    window: int,
+    scaling: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     rows = len(query)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
-    found = varlen_attn(
+    found, log_sums = varlen_attn(
         query[:, :, 0].to(values.dtype),
         keys,
         values,
@@ -70,8 +79,10 @@ def _flash(query: Tensor, keys: Tensor, values: Tensor, table: PageTable, window
         enable_gqa=query.shape[1] != keys.shape[2],
         seqused_k=table.lengths,
         block_table=table.pages,
+        return_aux=AuxRequest(lse=True),
     )
-    assert isinstance(found, Tensor)  # it returns more only if asked to
+    if sinks is not None:
+        found, _ = add_sinks(found, log_sums, sinks)
     return found[:, None]
 
 

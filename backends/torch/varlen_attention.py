@@ -23,6 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch.device import out_of_memory
+from backends.torch.sink_attention import attend_with_sinks
 
 if TYPE_CHECKING:
     from backends.torch.model import TorchPolicy
@@ -121,14 +122,23 @@ def takes(query: Tensor, value: Tensor) -> bool:
 
 
 def attend_sequences(
-    query: Tensor, key: Tensor, value: Tensor, layout: VarlenLayout, window: int, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: VarlenLayout,
+    window: int,
+    scaling: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Outputs [T, heads, size] for queries [T, heads, size], and keys and values [T, fewer heads, size].
 
-    A token sees the last ``window`` tokens of its sequence; 0 means all.
+    A token sees the last ``window`` tokens of its sequence; 0 means all. ``sinks`` [heads] are further scores.
     """
     # Indexing sums the gradient of a prompt's keys over its responses in a fixed order, which index_select does not.
-    return _kernel(query, key[layout.keys], value[layout.keys], layout, window, scaling)
+    keys, values = key[layout.keys], value[layout.keys]
+    if sinks is not None:
+        return attend_with_sinks(query, keys, values, sinks, layout, window, scaling)
+    return _kernel(query, keys, values, layout, window, scaling)
 
 
 def _kernel(
@@ -227,18 +237,21 @@ def _gap(policy: TorchPolicy, window: int, squares: bool) -> float:
     noise = torch.Generator().manual_seed(0)
     counts = heads, getattr(config, "num_key_value_heads", None) or heads, heads
     shared, fewer, _ = counts
-    shapes = [(len(batch.ids), count, size) for count in (shared, fewer, fewer, heads)]
+    shapes: list[tuple[int, ...]] = [(len(batch.ids), count, size) for count in (shared, fewer, fewer, heads)]
+    if policy.has_sinks:
+        shapes.insert(3, (heads,))
     *states, weight = (torch.randn(*shape, generator=noise).to(policy.device, policy.dtype) for shape in shapes)
     found = []
     with torch.enable_grad():
         for fast in (True, False):
-            query, key, value = given = [state.clone().requires_grad_() for state in states]
+            query, key, value, *rest = given = [state.clone().requires_grad_() for state in states]
+            sinks = rest[0] if rest else None
             if fast and squares:
                 out = attend_squares(query, key, value, layout.squared, None)
             elif fast:
-                out = attend_sequences(query, key, value, layout.sequences, window, None)
+                out = attend_sequences(query, key, value, layout.sequences, window, None, sinks)
             else:
-                out = attend_rectangles(query, key, value, layout.rectangles, window, None, Softmax())
+                out = attend_rectangles(query, key, value, layout.rectangles, window, None, Softmax(sinks=sinks))
             torch.autograd.backward(out, weight)
             found.append([out.detach(), *(state.grad for state in given)])
     pairs = [(mine.float(), other.float()) for mine, other in zip(*found, strict=True) if mine is not None]
