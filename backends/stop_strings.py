@@ -36,8 +36,9 @@ class StopText:
 
     @property
     def window(self) -> int:
-        """How many last tokens to decode: each adds at least a byte, so a string that the last one completes begins
-        there.
+        """How many of the last tokens to decode.
+
+        Each token adds at least one byte, so a string that the last token completes begins within them.
         """
         return max(len(string.encode()) for string in self.strings) + 4
 

@@ -59,7 +59,7 @@ def attach(policy: MlxPolicy, settings: Lora, start: str | None, seed: int) -> N
         module.__class__ = _Scaled
         if not mx.all(module.m).item():
             raise row_of_zeros(path)
-    renew(policy)
+    refresh_norms(policy)
     mx.eval(policy.model.trainable_parameters())
 
 
@@ -82,7 +82,7 @@ class _Scaled(DoRALinear):
 
     No gradient goes through the norms, in mlx-lm and in PEFT neither, so between two updates they are constants.
     mlx-lm computes them at each call, and the product with dequantised weights; here they are what
-    :func:`renew` left, and quantised weights stay packed.
+    :func:`refresh_norms` left, and quantised weights stay packed.
     """
 
     norms: mx.array  # [out] float32
@@ -96,7 +96,7 @@ class _Scaled(DoRALinear):
         out: mx.array = scaled.astype(x.dtype)
         return out
 
-    def renew(self) -> None:
+    def refresh_norms(self) -> None:
         """Compute the norms of W + scale·B·A."""
         self.norms = mx.linalg.norm(self.total(), axis=1)
         self.freeze(recurse=False, keys="norms")
@@ -117,11 +117,11 @@ class _Scaled(DoRALinear):
         return fused
 
 
-def renew(policy: MlxPolicy) -> None:
+def refresh_norms(policy: MlxPolicy) -> None:
     """Compute the norms that DoRA divides by anew. To be called when adapters have changed."""
     for _, module in adapted_layers(policy.model):
         if isinstance(module, _Scaled):
-            module.renew()
+            module.refresh_norms()
 
 
 def _start_from(name: str, policy: MlxPolicy, settings: Lora) -> None:

@@ -37,13 +37,13 @@ from backends.mlx.attention import CausalAttention
 from backends.mlx.checkpointing import checkpointed, differentiable
 from backends.mlx.export import export
 from backends.mlx.features import MlxFeatureCollector, MlxFeatures, MlxFeatureStore
-from backends.mlx.forward import MlxMicroBatch, padded_width, predicting_positions
 from backends.mlx.generator_check import check_generator
 from backends.mlx.head import MlxHead, chunks, computed_ahead, entropy, loss_scale, pick, proxies, pullback
 from backends.mlx.layerwise import LayerwiseGradient, is_chain
 from backends.mlx.memory import MlxMemoryLimits, exhausted, peak
 from backends.mlx.model import load
 from backends.mlx.optimizer import MlxAdamW
+from backends.mlx.predicting_positions import MlxMicroBatch, padded_width, predicting_positions
 from backends.mlx.recurrence import DeltaRule
 from backends.mlx.rollout import MlxRollout
 from backends.mlx.shared_prompts import call_trunk, can_share_prompts
@@ -300,7 +300,7 @@ class MlxEngine(LocalEngine):
         weights = [(name, weight.astype(dtype)) for name, weight in self.optimizer.weights.items()]
         self.model.update(tree_unflatten(weights))
         mx.eval(self.model.parameters())
-        adapters.renew(self.policy)
+        adapters.refresh_norms(self.policy)
 
     def _call(self, batch: MlxMicroBatch) -> list[mx.array]:
         """Hidden states [·, T, H] of one or two calls of the trunk."""

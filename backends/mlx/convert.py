@@ -34,13 +34,13 @@ def quantise(folder: Path, out: Path, bits: int) -> None:
 def gguf(folder: Path, file: Path) -> None:
     """Write the model in ``folder`` as a GGUF file for llama.cpp.
 
-    Raises BackendError for models that mlx-lm does not convert: others than :data:`GGUF`, and those whose tokenizer
-    is not SentencePiece's, of which it would write another one's.
+    Raises BackendError for models other than :data:`GGUF`, which mlx-lm does not convert, and for tokenizers other
+    than SentencePiece's, which it would write as one of SentencePiece's.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    kind, spelled = config.get("model_type"), tokenizer.get("model", {}).get("byte_fallback")
-    if kind not in GGUF or not spelled:
+    kind, sentencepiece = config.get("model_type"), tokenizer.get("model", {}).get("byte_fallback")
+    if kind not in GGUF or not sentencepiece:
         what = "with a byte-level tokenizer" if kind in GGUF else f"of type '{kind}'"
         raise BackendError(
             f"mlx-lm writes GGUF of {', '.join(GGUF)} with SentencePiece tokenizers, and not of models {what}; export "

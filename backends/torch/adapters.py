@@ -54,11 +54,11 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
         torch.manual_seed(seed)
         wrapped = peft.get_peft_model(causal, config).eval()
     adapted = modules(causal)
-    strange = [name for name in adapted if not adapter_folder.is_portable([name])]
-    if strange:
+    unportable = [name for name in adapted if not adapter_folder.is_portable([name])]
+    if unportable:
         raise BackendError(
-            f"[model.lora] would put an adapter on '{strange[0]}', which has another name in mlx-lm, so mlx-lm could "
-            "not open the adapter; train the whole model, or choose another model"
+            f"[model.lora] would put an adapter on '{unportable[0]}', which has another name in mlx-lm, so mlx-lm "
+            "could not open the adapter; train the whole model, or choose another model"
         )
     if start:
         _start_from(start, adapted, lora)
@@ -68,7 +68,7 @@ def attach(causal: Any, lora: Lora, start: str | None, seed: int) -> Any:
             module.register_buffer("row_norms", None, persistent=False)
             if not (unpacked(module.get_base_layer().weight) != 0).any(1).all():
                 raise row_of_zeros(name)
-        renew(causal)
+        refresh_norms(causal)
     return wrapped
 
 
@@ -81,7 +81,7 @@ class _DoraVariant:
     """DoRA in place of PEFT's own: LoRA's output with every row times m/‖W + scale·B·A‖.
 
     No gradient flows through the norms, as in PEFT and mlx-lm, so they are constants between two updates. PEFT
-    computes them in every call, with two more matrices of W's size; here :func:`renew` computes them once.
+    computes them in every call, with two more matrices of W's size; here :func:`refresh_norms` computes them once.
     """
 
     @staticmethod
@@ -97,7 +97,7 @@ class _DoraVariant:
         return out
 
 
-def renew(causal: Any) -> None:
+def refresh_norms(causal: Any) -> None:
     """Recompute DoRA's norms. Every rank must call it whenever adapters have changed."""
     for module in modules(causal).values():
         if NAME in module.lora_magnitude_vector:

@@ -324,7 +324,7 @@ class TorchEngine(LocalEngine):
             'update.offload = true or update.moments = "int8", or train adapters (lora)'
         ):
             norm = self._optimizer.step(learning_rate, scale)
-            adapters.renew(self._policy.causal)
+            adapters.refresh_norms(self._policy.causal)
         return norm
 
     # ----------------------------------------------------------------------------------- keeping
@@ -344,7 +344,7 @@ class TorchEngine(LocalEngine):
         self.version += 1
         self._parallel.scatter(self._policy)
         self._optimizer.load(folder)
-        adapters.renew(self._policy.causal)
+        adapters.refresh_norms(self._policy.causal)
 
     def export(self, folder: Path) -> None:
         self._parallel.scatter(self._policy)

@@ -77,6 +77,6 @@ def _free_tokens(policy: TorchPolicy, budget: CacheBudget, slots: int) -> int:
     free, total = torch.cuda.mem_get_info(policy.device)
     config, each = policy.config, key_value_bytes(policy)
     inside = PREFILL_NUMBERS[0] * config.hidden_size + PREFILL_NUMBERS[1] * getattr(config, "intermediate_size", 0)
-    prefill = budget.prefill_tokens * (inside * policy.dtype.itemsize + each)
+    prefill_bytes = budget.prefill_tokens * (inside * policy.dtype.itemsize + each)
     states = slots * budget.states * state_bytes(policy)
-    return max(PAGE, int(free - SPARE * total - prefill - states - budget.reserved) // each)
+    return max(PAGE, int(free - SPARE * total - prefill_bytes - states - budget.reserved) // each)

@@ -190,7 +190,7 @@ class TorchPolicy:
     def _set_adapters(self, weights: dict[str, Tensor]) -> None:
         for name, weight in self.trained():
             weight.copy_(weights[name])
-        adapters.renew(self.causal)
+        adapters.refresh_norms(self.causal)
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import typer
 from delta_cli.cli import app
 from delta_cli.cli.say import say
 
-SECONDS = 20  # between two pages of --follow
+RELOAD_SECONDS = 20  # between two pages of --follow
 
 
 @app.command(short_help="Write a page about one or several runs.")
@@ -35,13 +35,13 @@ def report(
     from delta_cli.reporting.report import write_report
     from delta_cli.reporting.run_list import summary_of
 
-    files = write_report(runs, output, figures, reload=SECONDS if follow else None)
+    files = write_report(runs, output, figures, reload=RELOAD_SECONDS if follow else None)
     for file in files:
         say(str(file))
     if open_:
         webbrowser.open(output.resolve().as_uri())
     while follow and any(summary_of(run).state == "going" for run in runs):
-        time.sleep(SECONDS)
-        write_report(runs, output, figures, reload=SECONDS)
+        time.sleep(RELOAD_SECONDS)
+        write_report(runs, output, figures, reload=RELOAD_SECONDS)
     if follow:
         write_report(runs, output, figures)

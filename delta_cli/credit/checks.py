@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:  # the core itself needs nothing but numpy
-    pass
-
 
 _HOST = 1  # kDLCPU of DLPack
 

@@ -14,9 +14,8 @@ if TYPE_CHECKING:  # the core itself needs nothing but numpy
     from backends.arrays import Floats, Ids
 
 
-_CHUNK_BYTES = (
-    2**20
-)  # bytes of float64 in a chunk: fits the cache of a core and stays below BLAS's threshold for threads
+# Bytes of float64 in a chunk: fits the cache of a core and stays below BLAS's threshold for threads
+_CHUNK_BYTES = 2**20
 
 
 class FeatureReductions(Protocol):

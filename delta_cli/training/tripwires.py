@@ -24,13 +24,13 @@ class Tripwire:
     text: str  # formatted with the record
 
 
-AS_DRAWN = 0.5  # nats: tolerated gap of one token sampled in 16 bits, with update.old_logprobs = "rollout"
-SWAPPED = 2**28  # bytes; swapping less is harmless: unused library pages
-LARGE = 0.1  # nats: a gap of one token in a thousand that asks for a correction
-ENOUGH = 0.9  # effective sample size, as a share, with which a weight can be left as it is
-RARE = 0.5  # nats: if 99 % of the gaps are below it, larger ones are a few bad tokens
-MOVED = 0.5  # effective sample size of responses, as a share, below which stale batches teach too little
-CUT = 0.2  # share of tokens cut off above which a correction is too strict
+ROLLOUT_GAP = 0.5  # nats: tolerated gap of one token sampled in 16 bits, with update.old_logprobs = "rollout"
+SWAPPED_BYTES = 2**28  # bytes; swapping less is harmless: unused library pages
+LARGE_GAP = 0.1  # nats: a gap of one token in a thousand that asks for a correction
+SAFE_ESS = 0.9  # effective sample size, as a share, that a correction may cost
+RARE_GAP = 0.5  # nats: if 99 % of the gaps are below it, larger ones are a few bad tokens
+STALE_ESS = 0.5  # effective sample size of responses, as a share, below which stale batches teach too little
+TOO_MUCH_CUT = 0.2  # share of tokens cut off above which a correction is too strict
 
 # Metrics that every step has; null means NaN or infinity.
 ALWAYS = ("reward_mean", "entropy_mean", "loss", "grad_norm", "kl_old", "ratio_gap", "probe_logprob_change")
@@ -45,17 +45,17 @@ def advice(record: Mapping[str, Any]) -> tuple[str, str] | None:
     """
     token, sequence = record.get("ess_token"), record.get("ess_sequence")
     p99, p999 = record.get("engine_gap_p99"), record.get("engine_gap_p999")
-    if token is None or sequence is None or p99 is None or p999 is None or p999 <= LARGE:
+    if token is None or sequence is None or p99 is None or p999 is None or p999 <= LARGE_GAP:
         return None
-    if sequence >= ENOUGH:
+    if sequence >= SAFE_ESS:
         return "decoupled_seq_is", f"the weights of whole responses keep an effective sample size of {sequence:.0%}"
-    if token >= ENOUGH:
+    if token >= SAFE_ESS:
         return (
             "decoupled_token_is",
             f"weights of whole responses keep an effective sample size of {sequence:.0%} only, those of tokens "
             f"{token:.0%}",
         )
-    if p99 <= RARE:
+    if p99 <= RARE_GAP:
         return (
             "decoupled_token_icepop",
             f"99 % of the tokens differ by at most {p99:.2g} nats, and the few others dominate the weights",
@@ -69,7 +69,7 @@ def advice(record: Mapping[str, Any]) -> tuple[str, str] | None:
 def moves_too_fast(record: Mapping[str, Any]) -> bool:
     """Whether the policy moves so far while batches wait that no correction makes up for it."""
     sequence = record.get("ess_sequence")
-    return bool((record.get("staleness") or 0) > 0 and sequence is not None and sequence < MOVED)
+    return bool((record.get("staleness") or 0) > 0 and sequence is not None and sequence < STALE_ESS)
 
 
 TRIPWIRES = (
@@ -84,7 +84,7 @@ TRIPWIRES = (
     ),
     Tripwire(
         "ratio_not_one",
-        lambda now, first: now["ratio_gap_first"] > (AS_DRAWN if now["scored"] == 0 and now["half"] else 0.02),
+        lambda now, first: now["ratio_gap_first"] > (ROLLOUT_GAP if now["scored"] == 0 and now["half"] else 0.02),
         "at the first update the log-probabilities differ from the old ones by up to {ratio_gap_first:.3g} nats, but "
         "they must be equal. The forward passes before and during the update disagree: turn off dropout, or try "
         'model.dtype = "float32" or update.old_logprobs = "recompute"',
@@ -155,7 +155,7 @@ TRIPWIRES = (
     ),
     Tripwire(
         "correction_too_strict",
-        lambda now, first: now["correction_cut"] > CUT,
+        lambda now, first: now["correction_cut"] > TOO_MUCH_CUT,
         "the correction cuts {correction_cut:.0%} of the tokens off, so much of the batch teaches little or nothing. "
         "Choose a wider correction.high or correction.reject_high, weigh tokens, not responses, or close the gap: "
         "fewer engine.async_steps, or one precision",
@@ -191,7 +191,7 @@ TRIPWIRES = (
     ),
     Tripwire(
         "swapping",
-        lambda now, first: now["swapped"] > SWAPPED,
+        lambda now, first: now["swapped"] > SWAPPED_BYTES,
         "memory is short: {swapped:,} bytes of this process were swapped to disk, which makes it many times slower. "
         "Close other programs, or lower rollout.batch and update.micro_batch_tokens",
     ),

@@ -136,7 +136,7 @@ def test_one_layer_is_that_of_mlx_lm(bits: int | None) -> None:
     expected = computed()
     assert expected.keys() == {"value", "lora_a", "lora_b", "m"}
     layer.__class__ = _Scaled
-    layer.renew()
+    layer.refresh_norms()
     for name, found in computed().items():
         np.testing.assert_allclose(
             found, expected[name], rtol=0, atol=1e-5 * np.abs(expected[name]).max(), err_msg=name

@@ -17,14 +17,15 @@ def predicting_positions(batch: MlxMicroBatch, calls: list[mx.array]) -> mx.arra
     if isinstance(batch, PaddedBatch):
         row, column = np.nonzero(batch.predicts)
         return mx.array(row * calls[0].shape[1] + column)
-    prompts, responses = batch.prompts.size, max(batch.responses.shape[1], 1)
-    places, wide = batch.predicts, calls[0].shape[1]
-    inside = places < prompts
-    before = places // max(batch.prompts.shape[1], 1) * wide + places % max(batch.prompts.shape[1], 1)
-    after = places - prompts
-    begin = len(batch.prompts) * wide
-    wider = calls[-1].shape[1] if len(calls) > 1 else responses
-    return mx.array(np.where(inside, before, begin + after // responses * wider + after % responses))
+    # The batch counts positions in its own arrays, prompts first; hidden states may be wider than these arrays.
+    prompt_width, response_width = max(batch.prompts.shape[1], 1), max(batch.responses.shape[1], 1)
+    hidden_prompt_width = calls[0].shape[1]
+    hidden_response_width = calls[-1].shape[1] if len(calls) > 1 else response_width
+    in_responses = batch.predicts - batch.prompts.size
+    of_prompts = batch.predicts // prompt_width * hidden_prompt_width + batch.predicts % prompt_width
+    of_responses = in_responses // response_width * hidden_response_width + in_responses % response_width
+    first_response = len(batch.prompts) * hidden_prompt_width
+    return mx.array(np.where(in_responses < 0, of_prompts, first_response + of_responses))
 
 
 def padded_width(width: int) -> int:
