@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from backends.batching import PackedBatch, similar_lengths
 from backends.interface import Ids
 from backends.torch.cache import PageTable
+from backends.torch.capped_attention import FlexLayout, attend_capped
 from backends.torch.paged_attention import attend_pages
 from backends.torch.recurrent import StateLayout
 from backends.torch.softmax import Softmax, attend_once
@@ -125,6 +126,11 @@ class PackedLayout:
     def sequences(self) -> VarlenLayout:
         """The row as sequences without padding."""
         return VarlenLayout.of(self.batch, self.device)
+
+    @cached_property
+    def flex(self) -> FlexLayout:
+        """The row as blocks of a mask."""
+        return FlexLayout.of(self.batch, self.device)
 
     @cached_property
     def squared(self) -> SquareLayout:
@@ -236,7 +242,9 @@ def packed_attention(
     window = layout.windows[layer or 0]
     # Under autocast, norms leave queries and keys in float32, while values come from a product in 16 bits.
     q, k, v = (state[0].transpose(0, 1).to(value.dtype) for state in (query, key, value))
-    if layout.varlen and softmax.softcap is None and takes(query, value):
+    if layout.varlen and takes(query, value) and not (softmax.softcap and softmax.sinks is not None):
+        if softmax.softcap:
+            return attend_capped(q, k, v, layout.flex, window, scaling, softmax.softcap)[None], None
         if layout.squares and not window and softmax.plain:
             return attend_squares(q, k, v, layout.squared, scaling)[None], None
         return attend_sequences(q, k, v, layout.sequences, window, scaling, softmax.sinks)[None], None

@@ -22,6 +22,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
+from backends.torch.capped_attention import attend_capped
 from backends.torch.device import out_of_memory
 from backends.torch.sink_attention import attend_with_sinks
 
@@ -210,9 +211,11 @@ def kernel_fault(policy: TorchPolicy, squares: bool = False) -> str | None:
     ``squares`` asks about the kernel for squares, which only layers without windows use.
     """
     windows = {0} & set(policy.layer_windows) if squares else set(policy.layer_windows)
+    if squares and (policy.has_sinks or getattr(policy.config, "attn_logit_softcapping", None)):
+        return None  # no layer uses it
     try:
         gap = max((_gap(policy, window, squares) for window in sorted(windows)), default=0.0)
-    except (RuntimeError, TypeError, ValueError, ImportError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError, ImportError, OSError, NotImplementedError) as error:
         if out_of_memory(error):  # says nothing about the kernel
             raise
         return f"it cannot be used here ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
@@ -232,6 +235,7 @@ def _gap(policy: TorchPolicy, window: int, squares: bool) -> float:
     batch = pack(Sequences((ids,) * len(lengths), np.zeros(starts[-1], np.int64), starts), [[0, 1, 2]])
     layout = PackedLayout(batch, (window,), policy.device)
     config = policy.config
+    cap: float | None = getattr(config, "attn_logit_softcapping", None)
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     noise = torch.Generator().manual_seed(0)
@@ -245,13 +249,15 @@ def _gap(policy: TorchPolicy, window: int, squares: bool) -> float:
     with torch.enable_grad():
         for fast in (True, False):
             query, key, value, *rest = given = [state.clone().requires_grad_() for state in states]
-            sinks = rest[0] if rest else None
-            if fast and squares:
+            softmax = Softmax(cap, rest[0] if rest else None)
+            if not fast:
+                out = attend_rectangles(query, key, value, layout.rectangles, window, None, softmax)
+            elif squares:
                 out = attend_squares(query, key, value, layout.squared, None)
-            elif fast:
-                out = attend_sequences(query, key, value, layout.sequences, window, None, sinks)
+            elif cap:
+                out = attend_capped(query, key, value, layout.flex, window, None, cap)
             else:
-                out = attend_rectangles(query, key, value, layout.rectangles, window, None, Softmax(sinks=sinks))
+                out = attend_sequences(query, key, value, layout.sequences, window, None, softmax.sinks)
             torch.autograd.backward(out, weight)
             found.append([out.detach(), *(state.grad for state in given)])
     pairs = [(mine.float(), other.float()) for mine, other in zip(*found, strict=True) if mine is not None]

@@ -111,9 +111,9 @@ def test_only_long_sequences_are_squares_padded_to_few_widths(monkeypatch: pytes
     assert layout.short.query_starts.diff().tolist() == [5, 1, 2, 1, 3, 7, 3, 1]
 
 
-@pytest.mark.parametrize(("softcap", "size"), [(5.0, SIZE), (None, 6)])
-def test_what_the_kernel_does_not_take_is_computed_in_rectangles(softcap: float | None, size: int) -> None:
-    """Capped scores, and values of another size than the queries."""
+@pytest.mark.parametrize(("variants", "size"), [({"softcap": 5.0, "s_aux": torch.ones(HEADS)}, SIZE), ({}, 6)])
+def test_what_the_kernels_do_not_take_is_computed_in_rectangles(variants: dict[str, Any], size: int) -> None:
+    """Capped scores with sinks, and values of another size than the queries."""
     batch, _ = packed()
     torch.manual_seed(0)
     query, key = (torch.randn(1, heads, len(batch.ids), SIZE, device=DEVICE) for heads in (HEADS, KEY_HEADS))
@@ -123,7 +123,7 @@ def test_what_the_kernel_does_not_take_is_computed_in_rectangles(softcap: float 
         layout = PackedLayout(batch, (0,), torch.device(DEVICE), varlen=varlen)
         module = torch.nn.Module()
         module.layer_idx = 0
-        outputs.append(packed_attention(module, query, key, value, None, layout=layout, softcap=softcap)[0])
+        outputs.append(packed_attention(module, query, key, value, None, layout=layout, **variants)[0])
         assert "sequences" not in vars(layout)
     assert torch.equal(*outputs)
 
