@@ -19,6 +19,7 @@ FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its a
     "addition": ("addition", "bench_sums"),
     "noisy": ("noisy", "bench_sums"),
     "sparse": ("sparse", "bench_sparse"),
+    "words": ("words", "bench_words"),
 }
 FROM_300_ARMS = ("wrong side × 0.5", HYPOTHESIS, "arca")
 PAGE_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
@@ -46,6 +47,7 @@ def _hypotheses() -> Named:
         ("fork", "bench_hypothesis", 306, (HYPOTHESIS, "arca")),
         ("chain", "bench_chain", 300, (HYPOTHESIS,)),
         ("sparse", "bench_sparse", 300, (HYPOTHESIS,)),
+        ("words", "bench_words", 300, (HYPOTHESIS,)),
     )
     for name, folder, first, arms in tests:
         fresh = _since(folder, name, first)
@@ -61,7 +63,13 @@ def _hypotheses() -> Named:
     yield "sparse.solver", points(asdict(solver))
     yield "sparse.seeds", str(solver.seeds)
     header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
-    rows = (_compared(label, _of(task, arm)) for label, task in whole.items() for arm in FROM_300_ARMS)
+    rows = [
+        _compared(label, row)
+        for label, task in whole.items()
+        for arm in FROM_300_ARMS
+        for row in task.rows
+        if row.arm == arm
+    ]
     yield "hypothesis.table", table(header, rows)
 
 
