@@ -67,7 +67,9 @@ def test_memory_that_runs_out(folder: Path, fails: int, monkeypatch: pytest.Monk
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("room", [2, 64], ids=["few at a time", "all at once"])
+@pytest.mark.parametrize(
+    "room", [pytest.param(2, id="few at a time", marks=pytest.mark.long), pytest.param(64, id="all at once")]
+)
 def test_hybrids_keep_their_states_between_turns(room: int, tmp_path: Path) -> None:
     """Recurrent states and convolution tails go on after each answer: scoring computes the same from the start."""
     pytest.importorskip("torch", reason="transformers writes the model")
