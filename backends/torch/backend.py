@@ -118,7 +118,13 @@ class TorchEngine(LocalEngine):
         fault = varlen_attention.kernel_fault(self._policy)
         if fault:
             self._note_slower_path(f"attention pads responses to equal lengths: for a kernel without padding, {fault}")
-        squares = fault is None and not self.settings.deterministic and varlen_attention.made_for_squares(self._device)
+        plain = not self._policy.has_sinks and not self._policy.caps_scores
+        squares = (
+            fault is None
+            and plain
+            and not self.settings.deterministic
+            and varlen_attention.made_for_squares(self._device)
+        )
         if squares and (wrong := varlen_attention.kernel_fault(self._policy, squares=True)):
             self._note_slower_path(f"long sequences take FlashAttention 2: for cuDNN's attention, {wrong}")
             squares = False

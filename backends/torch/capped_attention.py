@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from backends.batching import PackedBatch
+from backends.torch.compiled_layers import compile_dynamic
 
 STEP = 128  # rows are padded to multiples of this, the size of the mask's blocks
 
@@ -76,8 +77,7 @@ def _cap(limit: float) -> Callable[..., Tensor]:
 
 @cache
 def _kernel() -> Any:
-    # One thread: a pool of processes takes longer to start than this kernel to compile.
-    return torch.compile(flex_attention, dynamic=True, options={"compile_threads": 1})
+    return compile_dynamic(flex_attention)
 
 
 def attend_capped(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from backends.torch.device import out_of_memory
+from backends.torch.device import first_line, out_of_memory
 
 ROTARY = "apply_rotary_pos_emb"  # the name of transformers' function in the file of each model
 GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}  # the parts of a gated feed-forward, by their names there
@@ -38,7 +38,7 @@ def compile_layers(causal: nn.Module, device: torch.device, dtype: torch.dtype) 
     except (RuntimeError, TypeError, ValueError, ImportError, OSError) as error:
         if out_of_memory(error):  # says nothing about the compiler
             raise
-        return f"they cannot be compiled here ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+        return f"they cannot be compiled here ({first_line(error)})"
     if gap > TOLERANCE:
         return f"their compiled result is off by {gap:.2g} of the largest number"
     for module in attention:
@@ -49,7 +49,8 @@ def compile_layers(causal: nn.Module, device: torch.device, dtype: torch.dtype) 
     return None
 
 
-def _compile(function: Function) -> Function:
+def compile_dynamic(function: Function) -> Function:
+    """The function, compiled when it is first called, for inputs of any number of tokens."""
     # One thread: a pool of processes takes longer to start than these kernels to compile.
     compiled: Function = torch.compile(function, dynamic=True, options={"compile_threads": 1})
     return compiled
@@ -58,7 +59,7 @@ def _compile(function: Function) -> Function:
 @cache
 def fused(function: Function) -> Function:
     """The function, compiled for several tokens; its first input is [..., tokens, size]."""
-    compiled = _compile(function)
+    compiled = compile_dynamic(function)
 
     def run(first: Tensor, *others: Tensor) -> Any:
         return (compiled if first.shape[-2] > 1 else function)(first, *others)

@@ -20,6 +20,11 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 @contextmanager
 def explained(where: str) -> Iterator[None]:
     """Raise BackendError if memory runs out: the line "out of memory" and ``where``, with what to do about it."""

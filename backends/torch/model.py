@@ -115,6 +115,11 @@ class TorchPolicy:
         """Whether attention has sinks, learned scores without a value."""
         return any(name.endswith(".sinks") for name, _ in self.causal.named_parameters())
 
+    @property
+    def caps_scores(self) -> bool:
+        """Whether attention keeps its scores within ± a number."""
+        return bool(getattr(self.config, "attn_logit_softcapping", None))
+
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and weights that updates change."""
         return ((name, weight) for name, weight in self.causal.named_parameters() if weight.requires_grad)

@@ -15,7 +15,7 @@ from torch import Tensor
 from backends.interface import Ids
 from backends.torch.cache import PagedCache, PageTable
 from backends.torch.decoder import prefill
-from backends.torch.device import out_of_memory
+from backends.torch.device import first_line, out_of_memory
 from backends.torch.sink_attention import add_sinks
 from backends.torch.softmax import Softmax, attend_once
 
@@ -98,7 +98,7 @@ def kernel_fault(policy: TorchPolicy) -> str | None:
     except (RuntimeError, TypeError, ValueError, ImportError, NotImplementedError) as error:
         if out_of_memory(error):  # says nothing about the kernel
             raise
-        return f"it cannot be used here ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+        return f"it cannot be used here ({first_line(error)})"
     gap = float((found - expected).abs().max() / expected.abs().max())
     limit = 0.05 if policy.dtype == torch.bfloat16 else 1e-3
     return None if gap < limit else f"its result is off by {gap:.2g} of the largest hidden number"

@@ -23,13 +23,14 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from backends.batching import PackedBatch, pack
 from backends.interface import Sequences
 from backends.torch.capped_attention import attend_capped
-from backends.torch.device import out_of_memory
+from backends.torch.device import first_line, out_of_memory
 from backends.torch.sink_attention import attend_with_sinks
 
 if TYPE_CHECKING:
     from backends.torch.model import TorchPolicy
 
 CHECKED = (40, (300, 200, 7))  # tokens of a prompt and of its responses that the check computes
+CHECKED_CAP = 1.0  # of scores, in place of a model's: random scores would not come near to 50
 LONGEST_WINDOW = 4096  # that the check goes past
 LARGEST_HEAD = 256  # that the flash kernel takes
 SQUARE = 1024  # prompt and response together have at least so many tokens in a square
@@ -211,14 +212,12 @@ def kernel_fault(policy: TorchPolicy, squares: bool = False) -> str | None:
     ``squares`` asks about the kernel for squares, which only layers without windows use.
     """
     windows = {0} & set(policy.layer_windows) if squares else set(policy.layer_windows)
-    if squares and (policy.has_sinks or getattr(policy.config, "attn_logit_softcapping", None)):
-        return None  # no layer uses it
     try:
         gap = max((_gap(policy, window, squares) for window in sorted(windows)), default=0.0)
     except (RuntimeError, TypeError, ValueError, ImportError, OSError, NotImplementedError) as error:
         if out_of_memory(error):  # says nothing about the kernel
             raise
-        return f"it cannot be used here ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+        return f"it cannot be used here ({first_line(error)})"
     return None if gap < 0.03 else f"its result is off by {gap:.2g} of the largest number"
 
 
@@ -235,7 +234,7 @@ def _gap(policy: TorchPolicy, window: int, squares: bool) -> float:
     batch = pack(Sequences((ids,) * len(lengths), np.zeros(starts[-1], np.int64), starts), [[0, 1, 2]])
     layout = PackedLayout(batch, (window,), policy.device)
     config = policy.config
-    cap: float | None = getattr(config, "attn_logit_softcapping", None)
+    cap = CHECKED_CAP if policy.caps_scores else None
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     noise = torch.Generator().manual_seed(0)

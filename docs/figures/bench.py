@@ -62,6 +62,9 @@ def _hypotheses() -> Named:
     solver = _of(whole["sparse"], "solver").area_over_dapo.difference
     yield "sparse.solver", points(asdict(solver))
     yield "sparse.seeds", str(solver.seeds)
+    words = [*records(ROOT / "benchmarks" / "results" / "bench_words" / "answers.jsonl")]
+    yield "words.minutes", span((each["seconds"] / 60 for each in words), 0)
+    yield "words.memory", f"{max(each['peak_memory'] for each in words) / 2**30:.1f}"
     header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
     rows = [
         _compared(label, row)

@@ -17,6 +17,8 @@ import transformers
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from backends.batching import pack
+from backends.interface import Sequences
 from backends.settings import BackendSettings
 from backends.torch import backend as torch_backend
 from backends.torch import capped_attention, varlen_attention
@@ -91,12 +93,16 @@ def test_outputs_and_gradients(window: int, step: int, monkeypatch: pytest.Monke
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [0, 4])
 def test_flex_attention_is_called_as_it_expects(window: int) -> None:
-    """Its own outputs, without compiling it, for a row of two blocks."""
-    batch, _ = packed()
+    """Its own outputs, without compiling it, for a row of four blocks; some have no pair that counts."""
+    prompts, lengths = (np.zeros(20, np.int64), np.zeros(140, np.int64)), np.array([150, 90, 60])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    owners = tuple(prompts[each] for each in (0, 0, 1))
+    batch = pack(Sequences(owners, np.zeros(starts[-1], np.int64), starts), [[0, 1], [2]])
     layout = capped_attention.FlexLayout.of(batch, torch.device("cpu"))
-    assert len(layout.groups) == 128
+    assert len(layout.groups) == 512
+    assert layout.mask(window).sparsity() > 40
     torch.manual_seed(0)
-    states = [torch.randn(128, heads, SIZE)[None].transpose(1, 2) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    states = [torch.randn(512, heads, SIZE)[None].transpose(1, 2) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     given = {"score_mod": capped_attention._cap(CAP), "block_mask": layout.mask(window), "scale": 0.4}
     expected = every_score(*states, **given, enable_gqa=True)
     torch.testing.assert_close(flex_attention(*states, **given, enable_gqa=True), expected)
@@ -117,11 +123,14 @@ def test_layers_share_the_masks_of_their_windows() -> None:
 
 
 @pytest.fixture
-def make_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TorchEngine]:
-    """Create a backend on a tiny Gemma 2 with some settings."""
+def make_capped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[..., TorchEngine]:
+    """Create a backend on a tiny Gemma 2 with some settings, whose scores reach the cap unless a test gives another."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model("gemma2", **ARCHITECTURES["gemma2"])
+    cap = getattr(request, "param", ARCHITECTURES["gemma2"]["attn_logit_softcapping"])
+    config = transformers.AutoConfig.for_model("gemma2", **{**ARCHITECTURES["gemma2"], "attn_logit_softcapping": cap})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.save_pretrained(tmp_path)
     return lambda **settings: TorchEngine(BackendSettings.of(str(tmp_path), **settings), DEVICE)
@@ -139,15 +148,17 @@ def test_the_engine_computes_the_same(make_capped: Callable[..., TorchEngine], c
         assert (gradients(found)[name] - gradient).abs().max() < 2e-5 * gradient.abs().max(), name
 
 
+@pytest.mark.parametrize("make_capped", [50.0], indirect=True)
 def test_it_is_used_if_it_computes_the_same(
     make_capped: Callable[..., TorchEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check computes with the model's cap; squares, which know none, are never asked for."""
+    """The check computes with a cap that random scores reach; squares, which know none, are never asked for."""
     monkeypatch.setitem(torch_backend.VARLEN, DEVICE, True)
     monkeypatch.setattr(varlen_attention, "made_for_squares", lambda _: True)
     monkeypatch.setattr(varlen_attention, "attend_squares", None)
     engine = make_capped(dtype="bfloat16")
     assert engine._policy.varlen
+    assert not engine._policy.squares
     assert engine.slower_path is None
 
     def refuse(*_: Any, **__: Any) -> Tensor:

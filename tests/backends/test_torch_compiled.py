@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (names.append(function.__name__), function(*given))[1]
 
-    monkeypatch.setattr(compiled_layers, "_compile", counted)
+    monkeypatch.setattr(compiled_layers, "compile_dynamic", counted)
     _forget()
     yield names
     _forget()
@@ -145,7 +145,7 @@ def test_a_compiler_that_fails_or_computes_otherwise_is_not_used(
         return run
 
     expected = make(dtype="bfloat16").score(sequences).logprobs
-    monkeypatch.setattr(compiled_layers, "_compile", broken)
+    monkeypatch.setattr(compiled_layers, "compile_dynamic", broken)
     monkeypatch.setitem(torch_backend.COMPILED, DEVICE, True)
     engine = make(dtype="bfloat16")
     assert engine.slower_path is not None
@@ -163,7 +163,7 @@ def test_pytorch_can_compile_them(
     expected = make(dtype="bfloat16", gradient_checkpointing=True)
     _forget()
     monkeypatch.setattr(
-        compiled_layers, "_compile", lambda function: torch.compile(function, dynamic=True, backend="aot_eager")
+        compiled_layers, "compile_dynamic", lambda function: torch.compile(function, dynamic=True, backend="aot_eager")
     )
     engine = make(dtype="bfloat16", gradient_checkpointing=True)
     assert engine.slower_path is None
