@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 QUICK_TASKS = ["fork"]  # on which a good credit is known to win
 QUICK_ARMS = ["dapo", "wrong side × 0.5", "solver", "solver, flipped", "random", "surprisal"]
-FULL_TASKS = ["fork", "addition", "noisy"]
+FULL_TASKS = ["fork", "chain", "addition", "noisy"]
 QUICK_SEEDS, SEEDS = 12, 16
 
 

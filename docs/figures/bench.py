@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from results import ROOT, Named, points, result, span, table
 from scipy import stats
 
-from delta_cli.bench.runner import records
+from delta_cli.bench.arms import ARMS
+from delta_cli.bench.runner import plan, records
 from delta_cli.bench.summary import BenchRow, TaskSummary, summarise
+from delta_cli.bench.tasks import find_tasks
+from delta_cli.cli.bench import FULL_TASKS, SEEDS
 
 HYPOTHESIS = "delta, by side, wrong × 0.5"
 FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its answers
@@ -34,6 +38,7 @@ def _bench() -> Named:
     chain = result("bench_chain/summary")["tasks"]
     yield from _task("chain", chain, "chain", ("random",))
     yield from _hypotheses()
+    yield "bench.hours", f"{_hours():.1f}"
     for task in result("bench_adapters/summary")["tasks"]:
         yield f"bench.adapters.{task['task']}", _adapters(task["adapters"])
     explored = [row for task in result("bench_exploration/summary")["tasks"] for row in _explored(task)]
@@ -74,6 +79,16 @@ def _hypotheses() -> Named:
         if row.arm == arm
     ]
     yield "hypothesis.table", table(header, rows)
+
+
+def _hours() -> float:
+    """The full protocol's, two units at a time, by the seconds of those that ran."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for folder in ("bench_fork", "bench_chain", "bench_sums", "bench_adapters"):
+        for each in records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl"):
+            seconds.setdefault((each["question"], each["task"]), []).append(each["seconds"])
+    units = plan(find_tasks(FULL_TASKS, {}), list(ARMS.values()), range(SEEDS), "cpu", quick=False)
+    return sum(fmean(seconds[unit.question, unit.task.name]) for unit in units) / 2 / 3600
 
 
 def _since(folder: str, task: str, first: int) -> TaskSummary:
