@@ -11,9 +11,10 @@ from scipy import stats
 
 from delta_cli.bench.arms import ARMS
 from delta_cli.bench.runner import plan, records
-from delta_cli.bench.summary import BenchRow, TaskSummary, summarise
+from delta_cli.bench.summary import BenchRow, TaskSummary, compare, summarise
 from delta_cli.bench.tasks import find_tasks
 from delta_cli.cli.bench import FULL_TASKS, SEEDS
+from delta_cli.runs.folder import JsonObject
 
 HYPOTHESIS = "delta, by side, wrong × 0.5"
 FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its answers
@@ -26,7 +27,28 @@ FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its a
     "words": ("words", "bench_words"),
 }
 FROM_300_ARMS = ("wrong side × 0.5", HYPOTHESIS, "arca")
-PAGE_ARMS = {"wrong side × 0.5": "half", "delta, by side": "by_side", "surprisal": "surprisal"}
+SWEEP = {  # where every weight of the wrong side ran: the task, and the folder of its answers
+    "fork": ("fork", "bench_fork"),
+    "fork, half the learning rate": ("fork", "bench_rate"),
+    "chain": ("chain", "bench_chain"),
+    "addition": ("addition", "bench_sums"),
+    "noisy": ("noisy", "bench_sums"),
+}
+README_ARMS = {
+    "solver": "a solver's marks",
+    "arca": "ARCA",
+    HYPOTHESIS: '`method.preset = "delta_light"`: DelTA by side, wrong responses at half weight',
+    "delta": "DelTA, the paper's",
+    "wrong side × 0.25": "no credit, `method.weight_negative = 0.25`",
+}
+SWEPT = ("dapo", *(f"wrong side × {weight}" for weight in ("0.75", "0.5", "0.25", "0")), HYPOTHESIS)
+PAGE_ARMS = {
+    "wrong side × 0.5": "half",
+    "delta, by side": "by_side",
+    "surprisal": "surprisal",
+    HYPOTHESIS: "light",
+    "arca": "arca",
+}
 
 
 def _bench() -> Named:
@@ -37,7 +59,15 @@ def _bench() -> Named:
         yield f"fork.{name}", points(_row(fork, arm)["area_over_dapo"]["difference"])
     chain = result("bench_chain/summary")["tasks"]
     yield from _task("chain", chain, "chain", ("random",))
+    for arm, name in {"delta": "delta", "delta, by side": "by_side"}.items():
+        yield f"chain.{name}", points(_row(chain[0], arm)["area_over_dapo"]["difference"])
+    yield "chain.delta.seeds", str(_row(chain[0], "delta")["area"]["seeds"])
     yield from _hypotheses()
+    yield "bench.sweep", _sweep()
+    yield "bench.readme", _readme()
+    for arm, name in {"dapo": "dapo", SWEPT[-2]: "zero"}.items():
+        runs = [each for each in _runs("bench_sums", "addition") if each["arm"] == arm]
+        yield f"bench.entropy.{name}", f"{fmean(each['entropy'] for each in runs):.3f}"
     yield "bench.hours", f"{_hours():.1f}"
     for task in result("bench_adapters/summary")["tasks"]:
         yield f"bench.adapters.{task['task']}", _adapters(task["adapters"])
@@ -62,23 +92,64 @@ def _hypotheses() -> Named:
             for other, found in (("dapo", row.area_over_dapo), ("lighter", row.area_over_lighter)):
                 yield f"{short}.{name}.{other}", f"{points(asdict(found.difference))} (p = {found.p:.2g})"
     whole = {label: _since(folder, name, 300) for label, (name, folder) in FROM_300.items()}
-    for arm, short in zip(FROM_300_ARMS, ("half", "light", "arca"), strict=True):
-        yield f"fork16.{short}", points(asdict(_of(whole["fork"], arm).area_over_dapo.difference))
     solver = _of(whole["sparse"], "solver").area_over_dapo.difference
     yield "sparse.solver", points(asdict(solver))
     yield "sparse.seeds", str(solver.seeds)
-    words = [*records(ROOT / "benchmarks" / "results" / "bench_words" / "answers.jsonl")]
+    answers = records(ROOT / "benchmarks" / "results" / "bench_words" / "answers.jsonl")
+    words = [each for each in answers if each["question"] == "learning"]
     yield "words.minutes", span((each["seconds"] / 60 for each in words), 0)
     yield "words.memory", f"{max(each['peak_memory'] for each in words) / 2**30:.1f}"
+    for arm, short in {"delta": "delta", "surprisal": "surprisal", "entropy": "entropy", "arca": "arca"}.items():
+        found = [each for each in answers if each["question"] == "finding" and each["arm"] == arm]
+        for updates in (0, 8):
+            yield f"words.{short}.auc_{updates}", f"{fmean(each[f'auc_{updates}'] for each in found):.2f}"
     header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
     rows = [
         _compared(label, row)
         for label, task in whole.items()
         for arm in FROM_300_ARMS
         for row in task.rows
-        if row.arm == arm
+        if row.arm == arm and row.area_over_dapo
     ]
     yield "hypothesis.table", table(header, rows)
+
+
+def _sweep() -> str:
+    """Areas less DAPO's by the weight of the wrong side, and the hypothesis's arm less the weight 0.25."""
+    rows = []
+    for label, (name, folder) in SWEEP.items():
+        areas = _areas(folder, name)
+        found = [compare(areas[arm], areas["dapo"]) for arm in SWEPT if arm != "dapo"]
+        against = compare(areas[HYPOTHESIS], areas["wrong side × 0.25"])
+        cells = [points(asdict(each.difference)) for each in (*found, against) if each]
+        rows.append([label, span((len(areas[arm]) for arm in SWEPT), 0), *cells])
+    weights = [arm.removeprefix("wrong side × ") for arm in SWEPT[1:-1]]
+    return table(("task", "seeds", *weights, "the sum", "the sum − 0.25"), rows)
+
+
+def _readme() -> str:
+    """Areas less DAPO's of the arms and tasks that the README shows."""
+    tasks = [_areas(folder, name) for label, (name, folder) in SWEEP.items() if "," not in label]
+    found = {arm: [compare(areas.get(arm, {}), areas["dapo"]) for areas in tasks] for arm in README_ARMS}
+    cells = [
+        [README_ARMS[arm], *(points(asdict(each.difference)) if each else "not run" for each in row)]
+        for arm, row in found.items()
+    ]
+    return table(("arm", *(label for label in SWEEP if "," not in label)), cells)
+
+
+def _areas(folder: str, task: str) -> dict[str, dict[int, float]]:
+    """Areas of the learning runs of a folder on a task, by arm and seed."""
+    areas: dict[str, dict[int, float]] = {}
+    for run in _runs(folder, task):
+        areas.setdefault(run["arm"], {})[run["seed"]] = run["area"]
+    return areas
+
+
+def _runs(folder: str, task: str) -> list[JsonObject]:
+    """The learning runs of a folder on a task."""
+    answers = records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl")
+    return [each for each in answers if each["question"] == "learning" and each["task"] == task]
 
 
 def _hours() -> float:

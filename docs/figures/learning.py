@@ -52,20 +52,16 @@ def _studies() -> Named:
         yield from ((f"study_{name}.{arm}", f"{100 * rows[arm]['accuracy']['mean']:.1f}") for arm in arms)
     noise = {row["arm"]: row for row in result("study_noise/study")["rows"]}
     yield "study_noise.p", f"{noise['dapo_30']['accuracy_test']['p_value']:.2f}"
-    yield "found.table", table(("task", "seeds", "DelTA", "DAPO", "GRPO"), (_found(*row) for row in FOUND))
+    for name in ("quickstart", "words"):
+        rows = {row["arm"]: row["accuracy"] for row in result(f"study_{name}/study")["rows"]}
+        yield f"found.{name}.seeds", str(rows["delta"]["seeds"])
+        yield from ((f"found.{name}.{arm}", percent(rows[arm])) for arm in ("delta", "dapo", "grpo") if arm in rows)
 
 
-FOUND = (("study_quickstart", "quickstart: two-digit addition"), ("study_words", "word problems, SmolLM2-135M"))
 STUDIES: dict[str, dict[str, str]] = {
     "quickstart": {"delta_random": "coefficients drawn at random", "delta_exact": "proxy `hidden_exact`"},
     "words": {"exact_group": "proxy `hidden_exact`, centroids by group"},
 }
-
-
-def _found(study: str, task: str) -> list[str]:
-    rows = {row["arm"]: row["accuracy"] for row in result(f"{study}/study")["rows"]}
-    cells = [percent(rows[arm]) if arm in rows else "not run" for arm in ("delta", "dapo", "grpo")]
-    return [task, str(rows["delta"]["seeds"]), *cells]
 
 
 def _study(name: str, remarks: dict[str, str]) -> str:
