@@ -65,6 +65,9 @@ def _bench() -> Named:
     yield from _hypotheses()
     yield "bench.sweep", _sweep()
     yield "bench.readme", _readme()
+    for task in result("bench_sums/summary")["tasks"]:
+        for arm in ("solver", "delta"):
+            yield f"sums.{task['task']}.{arm}", points(_row(task, arm)["area_over_dapo"]["difference"])
     for arm, name in {"dapo": "dapo", SWEPT[-2]: "zero"}.items():
         runs = [each for each in _runs("bench_sums", "addition") if each["arm"] == arm]
         yield f"bench.entropy.{name}", f"{fmean(each['entropy'] for each in runs):.3f}"
