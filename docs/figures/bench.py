@@ -27,13 +27,12 @@ FROM_300 = {  # what ran on seeds from 300 up: the task, and the folder of its a
     "words": ("words", "bench_words"),
 }
 FROM_300_ARMS = ("wrong side × 0.5", HYPOTHESIS, "arca")
-SWEEP = {  # where every weight of the wrong side ran: the task, and the folder of its answers
+SWEEP = {  # where every weight of the wrong side ran
     "fork": ("fork", "bench_fork"),
-    "fork, half the learning rate": ("fork", "bench_rate"),
-    "chain": ("chain", "bench_chain"),
-    "addition": ("addition", "bench_sums"),
-    "noisy": ("noisy", "bench_sums"),
+    **{label: FROM_300[label] for label in ("fork, half the learning rate", "chain", "addition", "noisy")},
 }
+WRONG_SIDES = ("0.75", "0.5", "0.25", "0")
+README_TASKS = ("fork", "chain", "addition", "noisy")
 README_ARMS = {
     "solver": "a solver's marks",
     "arca": "ARCA",
@@ -41,7 +40,6 @@ README_ARMS = {
     "delta": "DelTA, the paper's",
     "wrong side × 0.25": "no credit, `method.weight_negative = 0.25`",
 }
-SWEPT = ("dapo", *(f"wrong side × {weight}" for weight in ("0.75", "0.5", "0.25", "0")), HYPOTHESIS)
 PAGE_ARMS = {
     "wrong side × 0.5": "half",
     "delta, by side": "by_side",
@@ -68,7 +66,7 @@ def _bench() -> Named:
     for task in result("bench_sums/summary")["tasks"]:
         for arm in ("solver", "delta"):
             yield f"sums.{task['task']}.{arm}", points(_row(task, arm)["area_over_dapo"]["difference"])
-    for arm, name in {"dapo": "dapo", SWEPT[-2]: "zero"}.items():
+    for arm, name in {"dapo": "dapo", "wrong side × 0": "zero"}.items():
         runs = [each for each in _runs("bench_sums", "addition") if each["arm"] == arm]
         yield f"bench.entropy.{name}", f"{fmean(each['entropy'] for each in runs):.3f}"
     yield "bench.hours", f"{_hours():.1f}"
@@ -98,14 +96,13 @@ def _hypotheses() -> Named:
     solver = _of(whole["sparse"], "solver").area_over_dapo.difference
     yield "sparse.solver", points(asdict(solver))
     yield "sparse.seeds", str(solver.seeds)
-    answers = records(ROOT / "benchmarks" / "results" / "bench_words" / "answers.jsonl")
-    words = [each for each in answers if each["question"] == "learning"]
+    words = _runs("bench_words", "words")
     yield "words.minutes", span((each["seconds"] / 60 for each in words), 0)
     yield "words.memory", f"{max(each['peak_memory'] for each in words) / 2**30:.1f}"
-    for arm, short in {"delta": "delta", "surprisal": "surprisal", "entropy": "entropy", "arca": "arca"}.items():
-        found = [each for each in answers if each["question"] == "finding" and each["arm"] == arm]
+    for arm in ("delta", "surprisal", "entropy", "arca"):
+        found = [each for each in _runs("bench_words", "words", "finding") if each["arm"] == arm]
         for updates in (0, 8):
-            yield f"words.{short}.auc_{updates}", f"{fmean(each[f'auc_{updates}'] for each in found):.2f}"
+            yield f"words.{arm}.auc_{updates}", f"{fmean(each[f'auc_{updates}'] for each in found):.2f}"
     header = ("task", "arm", "seeds", "area − DAPO's", "p", "area − half the weight's", "p", "final − DAPO's")
     rows = [
         _compared(label, row)
@@ -119,26 +116,27 @@ def _hypotheses() -> Named:
 
 def _sweep() -> str:
     """Areas less DAPO's by the weight of the wrong side, and the hypothesis's arm less the weight 0.25."""
+    arms = (*(f"wrong side × {weight}" for weight in WRONG_SIDES), HYPOTHESIS)
     rows = []
     for label, (name, folder) in SWEEP.items():
         areas = _areas(folder, name)
-        found = [compare(areas[arm], areas["dapo"]) for arm in SWEPT if arm != "dapo"]
-        against = compare(areas[HYPOTHESIS], areas["wrong side × 0.25"])
-        cells = [points(asdict(each.difference)) for each in (*found, against) if each]
-        rows.append([label, span((len(areas[arm]) for arm in SWEPT), 0), *cells])
-    weights = [arm.removeprefix("wrong side × ") for arm in SWEPT[1:-1]]
-    return table(("task", "seeds", *weights, "the sum", "the sum − 0.25"), rows)
+        cells = [*(_less(areas, arm, "dapo") for arm in arms), _less(areas, HYPOTHESIS, "wrong side × 0.25")]
+        rows.append([label, span((len(areas[arm]) for arm in arms), 0), *cells])
+    return table(("task", "seeds", *WRONG_SIDES, "the sum", "the sum − 0.25"), rows)
 
 
 def _readme() -> str:
     """Areas less DAPO's of the arms and tasks that the README shows."""
-    tasks = [_areas(folder, name) for label, (name, folder) in SWEEP.items() if "," not in label]
-    found = {arm: [compare(areas.get(arm, {}), areas["dapo"]) for areas in tasks] for arm in README_ARMS}
-    cells = [
-        [README_ARMS[arm], *(points(asdict(each.difference)) if each else "not run" for each in row)]
-        for arm, row in found.items()
-    ]
-    return table(("arm", *(label for label in SWEEP if "," not in label)), cells)
+    areas = [_areas(folder, name) for name, folder in (SWEEP[task] for task in README_TASKS)]
+    rows = ([title, *(_less(each, arm, "dapo") for each in areas)] for arm, title in README_ARMS.items())
+    return table(("arm", *README_TASKS), rows)
+
+
+def _less(areas: dict[str, dict[int, float]], arm: str, other: str) -> str:
+    """How far an arm's area is above another's, over their seeds."""
+    found = compare(areas[arm], areas[other])
+    assert found is not None
+    return points(asdict(found.difference))
 
 
 def _areas(folder: str, task: str) -> dict[str, dict[int, float]]:
@@ -149,25 +147,27 @@ def _areas(folder: str, task: str) -> dict[str, dict[int, float]]:
     return areas
 
 
-def _runs(folder: str, task: str) -> list[JsonObject]:
-    """The learning runs of a folder on a task."""
-    answers = records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl")
-    return [each for each in answers if each["question"] == "learning" and each["task"] == task]
+def _runs(folder: str, task: str, question: str = "learning") -> list[JsonObject]:
+    """The answers of a folder to one question about a task."""
+    return [each for each in _answers(folder) if each["question"] == question and each["task"] == task]
+
+
+def _answers(folder: str) -> list[JsonObject]:
+    return records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl")
 
 
 def _hours() -> float:
     """The full protocol's, two units at a time, by the seconds of those that ran."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for folder in ("bench_fork", "bench_chain", "bench_sums", "bench_adapters"):
-        for each in records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl"):
+        for each in _answers(folder):
             seconds.setdefault((each["question"], each["task"]), []).append(each["seconds"])
     units = plan(find_tasks(FULL_TASKS, {}), list(ARMS.values()), range(SEEDS), "cpu", quick=False)
     return sum(fmean(seconds[unit.question, unit.task.name]) for unit in units) / 2 / 3600
 
 
 def _since(folder: str, task: str, first: int) -> TaskSummary:
-    answers = records(ROOT / "benchmarks" / "results" / folder / "answers.jsonl")
-    (found,) = summarise([each for each in answers if each["task"] == task and each["seed"] >= first])
+    (found,) = summarise([each for each in _answers(folder) if each["task"] == task and each["seed"] >= first])
     return found
 
 
